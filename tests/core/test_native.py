@@ -126,6 +126,15 @@ def test_a_result_of_cuda_is_told_in_its_words_and_no_rows_never_ask(stub):
     assert path_BM.shape == (0, 3) and log_score_B.shape == (0,)
 
 
+def test_counts_out_of_range_and_a_lack_of_memory_are_told_by_the_kernels_themselves(compiler):
+    kernels = native._kernels(torch.device("cpu"))
+    graph = random_graph(1, [3, 3], [5, 5])
+    graph.num_states_B[1] = 6
+    with pytest.raises(ValueError, match=r"num_states in 1\.\.L"):
+        native.log_likelihood_with(kernels, graph)
+    assert isinstance(kernels.explain(1), MemoryError)
+
+
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacfwd, torch.func.vmap])
 def test_the_library_works_if_a_transform_is_the_first_to_ask(transform):
     reasons = []

@@ -11,7 +11,15 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from cases import CASES, all_ones_graph, limits, without_edges, without_emissions
+from cases import (
+    CASES,
+    all_ones_graph,
+    fill_padding,
+    is_padding,
+    limits,
+    without_edges,
+    without_emissions,
+)
 from torch import Tensor
 
 from exlm_mini.alignment import viterbi
@@ -50,6 +58,8 @@ def assert_right(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Value and gradients equal those of float64 on the same numbers, within ``limits``.
 
+    With NaN wherever nothing is to be read. What is not read, or -inf, gets no gradient.
+
     Args:
         graph: of the dtype to compute in.
         backend: the one to test.
@@ -68,7 +78,12 @@ def assert_right(
     largest = max((abs(value) for value in truth[0].tolist() if value > -torch.inf), default=0)
     if 0 < largest < 1:
         allowed["log_likelihood"] /= largest
-    answer = likelihood_and_gradients(graph, backend)
+    plain = graph.to(dtype, "cpu")
+    answer = likelihood_and_gradients(fill_padding(plain, torch.nan).to(dtype, device), backend)
+    for gradient, scores, is_beyond in zip(
+        answer[1:], plain[:2], is_padding(plain), strict=True
+    ):
+        assert not gradient.cpu()[is_beyond | (scores == -torch.inf)].any()
     for ours, true, (what, most) in zip(answer, truth, allowed.items(), strict=True):
         assert ours.dtype == dtype and ours.device == device
         assert relative_error(ours.cpu(), true) <= most, what
