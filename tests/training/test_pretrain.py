@@ -312,7 +312,6 @@ def test_help_shows_what_most_runs_need_and_all_of_it_where_asked(capsys):
 Mistake = collections.namedtuple("Mistake", "arguments words")
 
 MISTAKES = {
-    "nothing": Mistake([], ["--recipe"]),
     "recipe with a typo": Mistake(
         ["--recipe", "typo.yaml"], ["typo.yaml", "model.states_per_masc", "model.states_per_mask"]
     ),
@@ -347,6 +346,12 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(mistake, own, monkeypatch, c
     assert after in (before, before | {"run": None})
     if Path("run").exists() and not Path("run/data").exists():
         trains(capsys, *TOY, "--output", "run")
+
+
+def test_a_command_that_names_nothing_trains_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fails(capsys, main, parts=["--recipe"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_start_that_failed_after_the_data_were_packed_keeps_them(tmp_path, capsys):
