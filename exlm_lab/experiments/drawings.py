@@ -27,9 +27,9 @@ FARTHEST = 8.0
 
 
 def draw_ladder(ax: Axes, table: pd.DataFrame) -> None:
-    """Bits won below MLM's floor against the bits that masked words share; a dot is a training.
+    """Bits below MLM's floor against the bits that masked words share; a dot is a training.
 
-    The grey line is the most that can be won.
+    The grey line is the most that is possible.
     """
     won: dict[str, dict[int, list[float]]] = {}
     for name, runs_of_cell in by_cell(table).items():
@@ -39,7 +39,9 @@ def draw_ladder(ax: Axes, table: pd.DataFrame) -> None:
             below = (runs_of_cell["floor_bits_per_row"] - spent).dropna()
             won.setdefault(arm, {})[int(bits)] = below.tolist()
     most = max(shared for by_bits in won.values() for shared in by_bits)
-    ax.plot([0, most], [0, most], color="0.85", lw=7, zorder=0, label="all there is to win")
+    ax.plot(
+        [0, most], [0, most], color="0.85", lw=7, zorder=0, label="the most that is possible"
+    )
     for place, (arm, (label, color, marker)) in enumerate(ARMS.items()):
         by_bits = dict(sorted(won.get(arm, {}).items()))
         for shared, bits_won in by_bits.items():
@@ -47,7 +49,7 @@ def draw_ladder(ax: Axes, table: pd.DataFrame) -> None:
             ax.plot(x, bits_won, marker, color=color, ms=4, alpha=0.5)
         means = [sum(bits_won) / len(bits_won) for bits_won in by_bits.values()]
         ax.plot(list(by_bits), means, color=color, lw=1.4, marker=marker, ms=5, label=label)
-    ax.set(xlabel="bits that the masked words share", ylabel="bits won below MLM's floor")
+    ax.set(xlabel="bits that the masked words share", ylabel="bits below MLM's floor")
     ax.legend(loc="upper left", fontsize=9)
 
 
