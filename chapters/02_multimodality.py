@@ -160,7 +160,11 @@ for x, column_V in enumerate(columns):
 # Now hide two words. In `fours` there is one variable, a mood with four values, and
 # each mood determines the word in each of two slots. The other words say nothing
 # about it. Given the mood the two words are independent, so the joint distribution
-# is $P(x_1, x_2 \mid c) = \sum_z P(z \mid c)\, P(x_1 \mid z)\, P(x_2 \mid z)$.
+# is
+#
+# $$
+# P(x_1, x_2 \mid c) = \sum_z P(z \mid c)\, P(x_1 \mid z)\, P(x_2 \mid z) .
+# $$
 
 # %%
 fours = grammar("fours")

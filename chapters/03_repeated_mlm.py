@@ -278,7 +278,7 @@ assert len(filled) == 14
 # %% [markdown]
 # ## What the paper found
 #
-# Walk along the horizontal line of 15% and then up the last column. In the first
+# Follow the horizontal line of 15% and then the last column upwards. In the first
 # four rows only the unreal tokens change, in the last four only the lost words:
 #
 # | [MASK] | lost | MNLI (%) | entropy (bits) |
@@ -434,15 +434,16 @@ _ = ax.set(xlabel="share of lost words (%)", ylabel="entropy (bits)", ylim=(0, 2
 # [MASK], it rises by more than half a bit. The points lie a little above the line,
 # because training was short.
 #
-# ## What a model is good for
+# ## What the models have learned
 #
 # Does the lost share also decide what a model has *learned*? The study trains all
 # cells with at least 15% lost words on `town`, a language of longer sentences, in
 # ten seeds. A linear probe then reads the sentence's hidden variables from the
-# model's states. One trap has to be avoided: after equal numbers of steps, models
-# with more [MASK] at the same lost share are further from their optimum, because
-# they must also learn to copy. So each run ends at an equal degree of competence,
-# when it misses 60% of what the visible words tell about the hidden ones.
+# model's states. The comparison has to be fair: after equal numbers of steps,
+# models with more [MASK] at the same lost share are further from their optimum,
+# because they must also learn to copy. So each run ends at an equal degree of
+# competence, when it misses 60% of what the visible words tell about the hidden
+# ones.
 
 # %% mystnb={"figure": {"caption": "What a linear probe reads at equal competence: means of ten seeds with their 95% intervals. Points of one colour have the same share of [MASK].", "name": "fig-competence"}, "image": {"alt": "Points that fall from left to right with the share of lost words; at equal lost share, the points of different shares of [MASK] lie close together."}} tags=["remove-input"]
 from pathlib import Path
@@ -466,12 +467,12 @@ _ = ax.set(xlabel="lost words (%)", ylabel="latents read by the probe (%)")
 
 # %% [markdown]
 # The slope along the lost share is 10 points steeper than the one along the share
-# of [MASK], and its interval excludes zero ({ref}`chap-findings`): lost words
-# cost the probe; masks beside a visible copy cost it little, if anything. So the
-# paper's answer holds here: *the missing words do the damage, not the [MASK]
-# tokens.* What such models are worth after fine-tuning is another question, which
-# models this small cannot answer: 42 of them, fourteen cells with three seeds
-# each, differ more between seeds than between cells ({ref}`all-sweeps`, sweep
+# of [MASK], and its interval excludes zero ({ref}`chap-findings`): losing words
+# lowers what the probe reads; masks beside a visible copy lower it little, if at
+# all. So the paper's answer holds here: *the missing words do the damage, not the
+# [MASK] tokens.* How well such models fine-tune is another question, which models
+# this small cannot answer: 42 of them, fourteen cells with three seeds each,
+# differ more between seeds than between cells ({ref}`all-sweeps`, sweep
 # `repeated-mlm`).
 
 # %% mystnb={"code_prompt_show": "Checked: the sums of the paper's table, the exact entropies, the three models, and the recorded slopes"} tags=["hide-cell", "check"]
@@ -514,7 +515,7 @@ assert len(of_seed) == 10 and -11 < np.mean(of_seed) < -9
 assert np.mean(of_seed) + half < 0
 
 # %% [markdown]
-# ## Where this stands
+# ## Related work
 #
 # That [MASK] is an unreal token was known from BERT on, and ELECTRA
 # {cite}`clark2020electra` and MAE-LM {cite}`meng2024maelm` keep it away from the

@@ -180,7 +180,7 @@ print("states", *place_BL.tolist(), "\nreal  ", *is_real_BL.int().tolist())
 # after expansion. At a mask ratio of 15% and with $k = 4$ the encoder reads 1.45
 # times as many tokens as an MLM's, and the vocabulary is scored at four states
 # for each mask. All counted, a training step costs 1.7 times an MLM's; the paper
-# measured 1.9. {ref}`chap-longer-rows` counts, and shows how to pay less.
+# measured 1.9. {ref}`chap-longer-rows` counts, and shows how to lower the cost.
 #
 # ## How the encoder sees a coordinate
 #

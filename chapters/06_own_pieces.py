@@ -70,6 +70,7 @@ from exlm_so_far import (
     log_forward,
     pack,
     train,
+    vocabulary,
 )
 from torch import nn
 from torch.nn import functional as F
@@ -113,7 +114,7 @@ draw_dag(ax, E_LL.triu(1).numpy(), [0, 1, 1, 2, 2, 3], names, kinds)
 # option `--model.transition paper` of `exlm_mini.pretrain` gives the one above.
 # ```
 #
-# ## What a state says
+# ## The words of a state
 #
 # Chapter 1 multiplied the vector of a state by the word vectors. BERT, and ExLM as
 # published, put a small network before the product. (With it, one layer of
@@ -205,6 +206,7 @@ from exlm_mini.model import ExLM as PackageExLM
 from exlm_mini.model.objectives import log_likelihood
 
 language = grammar("pairs")
+V = len(vocabulary(language))
 sentence_BN = every_row(language)
 draw = torch.Generator().manual_seed(1)
 is_masked_BN = torch.rand(sentence_BN.shape, generator=draw) < 0.4
@@ -212,15 +214,15 @@ is_masked_BN[:, [0, -1]] = False
 masked_BN = sentence_BN.masked_fill(is_masked_BN, MASK)
 
 _ = torch.manual_seed(1)
-exlm = ExLM(vocab_size=27)
+exlm = ExLM(vocab_size=V)
 initialise(exlm, std=0.125)
 size = {"num_layers": 1, "width": 32, "num_heads": 2, "ffn_width": 128}
 config = ModelConfig(
     **size, states_per_mask=2, transition="paper", boundary="paper",
     dropout=0, attention_dropout=0,
 )  # fmt: skip
-theirs = PackageExLM(config, 27, SpecialIds())
-print(theirs.load_state_dict(exlm.state_dict()))
+theirs = PackageExLM(config, V, SpecialIds())
+_ = theirs.load_state_dict(exlm.state_dict())
 with torch.no_grad():
     log_p_B = log_likelihood(theirs(masked_BN, is_masked_BN, sentence_BN))
     ours_B = exlm.bits(masked_BN, sentence_BN)
@@ -264,7 +266,7 @@ both_BN = hide(sentence_BN, [1 + n for n in language.slots])
 curves = {}
 for seed in (1, 2, 3):
     _ = torch.manual_seed(seed)
-    exlm = ExLM(vocab_size=27)
+    exlm = ExLM(vocab_size=V)
     initialise(exlm, std=0.125)
     curves[f"ExLM {seed}"] = train(exlm, rows_of(both_BN, sentence_BN, seed), 300)
     print(f"seed {seed}: {exlm.bits(both_BN, sentence_BN).mean():.3f} bits")
@@ -287,8 +289,8 @@ assert all(abs(curve[300] - floor) < 0.1 for curve in curves.values()), curves
 #
 # ## Two states of one mask
 #
-# What are edges between two states of the same mask for? Appendix Q.3 of the
-# paper takes them away and calls the result the *sparse* graph. Its average over
+# Why are there edges between two states of the same mask? Appendix Q.3 of the
+# paper removes them and calls the result the *sparse* graph. Its average over
 # four tasks of GLUE is 81.0, against 81.4 for the full graph and 80.4 "w/o
 # Transitions" (Table 13), which the paper does not describe further. The reason
 # it gives for the loss is that a mask may stand for two words: in "*this is
@@ -296,12 +298,12 @@ assert all(abs(curve[300] - floor) < 0.1 for curve in curves.values()), curves
 # state that says *so* leads to one of the same mask that says *good*. The sparse
 # graph cannot say it.
 #
-# In pre-training this freedom is of little use. There the targets are the hidden
+# In pre-training these edges are of little use. There the targets are the hidden
 # words, as many as masks, so a path that takes two states of one mask must then
-# leave another mask out. Our study tried to make use of it, and found nothing
+# leave another mask out. In our study training found no use for them
 # ({ref}`chap-findings`).
 #
-# **Where this comes from.** Translation models that write all words of a sentence
+# **Earlier work.** Translation models that write all words of a sentence
 # at once had the same problem of mixed readings. The Directed Acyclic Transformer
 # {cite}`huang2022datransformer` solved it with more states than words, a
 # transition matrix, and the same sum over paths; ExLM brings it to masked
@@ -330,7 +332,7 @@ class SparseExLM(ExLM):
 
 # %% mystnb={"code_prompt_show": "Solution, trained"} tags=["hide-cell"]
 _ = torch.manual_seed(1)
-sparse = SparseExLM(vocab_size=27)
+sparse = SparseExLM(vocab_size=V)
 initialise(sparse, std=0.125)
 state_BLD, _, j_BL, is_real_BL = sparse.states(both_BN[:1])
 is_linked_LL = sparse.log_E(state_BLD, j_BL, is_real_BL)[0].exp() > 0

@@ -65,6 +65,7 @@ from exlm_so_far import (
     initialise,
     rows_of,
     train,
+    vocabulary,
 )
 from torch import nn
 
@@ -80,6 +81,7 @@ _ = torch.set_num_threads(1)
 
 # %% tags=["nbval-ignore-output"]
 language = grammar("pairs")
+WORDS = vocabulary(language)
 sentence_BN = every_row(language)
 masked_BN = hide(sentence_BN, [1 + n for n in language.slots])
 
@@ -96,7 +98,7 @@ for name, kind, steps in (
     ("sparse graph", SparseExLM, 300),
 ):
     _ = torch.manual_seed(1)
-    model = kind(vocab_size=27)
+    model = kind(len(WORDS))
     initialise(model, std=0.125)
     first[name] = train(model, rows_of(masked_BN, sentence_BN, 1), steps)
     ends[name] = end_of(model)
@@ -194,7 +196,7 @@ print("edges differ by", (E_vu - E_vu[0, 0]).abs().max().item())
 
 # %% tags=["nbval-ignore-output"]
 _ = torch.manual_seed(1)
-untrained = ExLM(vocab_size=27)
+untrained = ExLM(len(WORDS))
 initialise(untrained, std=0.125)
 with torch.no_grad():
     state_LD = untrained.states(masked_BN)[0][0]
@@ -432,7 +434,7 @@ for name, vectors, chains in (
     ("both", True, True),
 ):
     _ = torch.manual_seed(1)
-    aided[name] = AidedExLM(27, has_vectors=vectors, has_chains=chains)
+    aided[name] = AidedExLM(len(WORDS), has_vectors=vectors, has_chains=chains)
     aided_curves[name] = train(aided[name], rows_of(masked_BN, sentence_BN, 1), 300)
     print(f"{name:8} {end_of(aided[name]):.3f} bits")
 
@@ -444,7 +446,6 @@ for name, vectors, chains in (
 # the paths divide, but the clones say the same words.
 
 # %% mystnb={"figure": {"caption": "Where training ends. Numbers: share of the paths that take an edge. Each state shows its likeliest word, or both moods if the other one is nearly as likely. Yellow and brown are the clones of the first and the second mask.", "name": "fig-two-aids"}, "image": {"alt": "Three graphs. With vectors alone one state of a mask takes nearly all paths and says both moods. With chains alone the states say both moods. With both, happy leads to smiled and sad to wept."}} tags=["remove-input"]
-WORDS = ["?"] * 6 + list(language.words)
 fig, axes = plt.subplots(3, 1, figsize=(3.6, 6))
 flows, says = {}, {}
 for ax, (name, model) in zip(axes, aided.items(), strict=True):
@@ -541,7 +542,7 @@ for name, cell, chain_warmup, clone_std in (
     }
 pd.DataFrame(counts).T
 
-# %% mystnb={"code_prompt_show": "Checked: two bits with vectors or chains and one bit with both; how long each start of the table waits; the recorded counts, and English, where links save nothing"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: two bits with vectors or chains and one bit with both; how long each start of the table waits; the recorded counts, and English, where links win nothing"} tags=["hide-cell", "check"]
 assert (
     abs(end_of(aided["vectors"]) - 2) < 0.06
     and abs(end_of(aided["chains"]) - 2) < 0.06
@@ -587,8 +588,8 @@ assert mlm.between(5.4, 5.6).all()
 # with larger initial weights, or with batches of 512 in place of 64, stayed at the
 # floor.
 #
-# On English neither the vectors nor the chains make the links useful. The bits get
-# fewer with the chains, but links save less than a hundredth of a bit per row in
+# On English neither the vectors nor the chains make the edges useful. The bits get
+# fewer with the chains, but links win less than a hundredth of a bit per row in
 # every run, and an MLM of as many steps ends at 5.5: chains help ExLM to be nearly
 # as good an MLM, not to be a better one. {ref}`all-sweeps` has this sweep in full.
 #
@@ -623,7 +624,7 @@ config = ModelConfig(
     **size, states_per_mask=2, transition="paper", boundary="paper",
     clone_embedding_std=1.0, dropout=0, attention_dropout=0,
 )  # fmt: skip
-theirs = PackageExLM(config, 27, SpecialIds())
+theirs = PackageExLM(config, len(WORDS), SpecialIds())
 _ = theirs.load_state_dict(aided["both"].state_dict())
 rows = masked_BN, masked_BN != sentence_BN, sentence_BN
 with torch.no_grad():

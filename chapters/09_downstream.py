@@ -598,8 +598,9 @@ def judge_loss(loss):
     if found is None:
         return "not yet"
     wanted = answers_loss({"logits": logits_BC}, answers_BC)
-    if not torch.isclose(torch.as_tensor(found), wanted):
-        return f"{float(found):.3f}, but it is {float(wanted):.3f}"
+    value = torch.as_tensor(found)
+    if not torch.isclose(value, wanted):
+        return f"{value.item():.3f}, but it is {wanted.item():.3f}"
     found.backward()
     if not torch.isfinite(logits_BC.grad).all():
         return "the value is right, but the gradient is not finite"

@@ -149,7 +149,7 @@ display(pd.DataFrame(card).T)
 # what they share. So the horizontal axis of {numref}`fig-ladder` is how much can
 # be saved, and each dot is a run.
 
-# %% mystnb={"figure": {"caption": "Bits below the floor of any MLM, against the bits that five masked words share. Dots are runs, lines their means; grey, the most that is possible. Mixture and CTC have ExLM's states without learned edges.", "name": "fig-ladder"}, "image": {"alt": "Both kinds of ExLM lie on the grey diagonal up to 4 shared bits and half a bit below it at 8. Mixture, CTC and MLM of equal cost stay at zero."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Bits below the floor of any MLM, against the bits that five masked words share. Dots are runs, lines their means; grey, the most that is possible. States without edges and CTC have as many states as ExLM.", "name": "fig-ladder"}, "image": {"alt": "Both kinds of ExLM lie on the grey diagonal up to 4 shared bits and half a bit below it at 8. States without edges, CTC and MLM of equal cost stay at zero."}} tags=["remove-input"]
 ladder, parts = runs("ladder", RESULTS), runs("parts", RESULTS)
 fig, ax = plt.subplots(figsize=(3.6, 4.2), layout="constrained")
 draw_ladder(ax, ladder)
@@ -157,9 +157,9 @@ ax.get_legend().remove()
 _ = fig.legend(loc="outside lower center", ncols=2, fontsize=8)
 
 # %% [markdown]
-# ExLM saves nearly everything that the words share. The mixture has as many states
-# but cannot say which of them belong together; the CTC has one fixed route through
-# them. Both stay where an MLM is. So does an MLM trained at ExLM's cost, 2.6 times
+# ExLM saves nearly everything that the words share. States without edges cannot
+# say which of them belong together; the CTC has one fixed route through them. Both
+# stay where an MLM is. So does an MLM trained at ExLM's cost, 2.6 times
 # as many steps here, because no amount of training takes it below its floor. In
 # this language the gain comes from the learned edges, not from the states and not
 # from the additional computation.
@@ -447,7 +447,7 @@ display(pd.DataFrame(ends).T)
 # as the paper does. If the paper's models left the start without them, something
 # about their size helped, and a larger batch is the candidate. The experiment
 # *escape* ({ref}`plan`) asks this on English, with the paper's dropout and spread
-# of initial weights (its claims call the aids *helps*):
+# of initial weights:
 
 # %%
 rows = {

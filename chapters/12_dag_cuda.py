@@ -8,26 +8,26 @@
 
 # %% [markdown]
 # (chap-dag-cuda)=
-# # The programme in C++ and CUDA
+# # GPU kernels, proved on a CPU
 #
-# {ref}`chap-dag-vectorized` took the loops over states and sentences out of Python.
-# This chapter compiles the dynamic programme, for the cores of a CPU and for the
-# thread blocks of a GPU. That changes not only the language but also the order of
-# the work, the form of the numbers, and what has to be proved.
+# {ref}`chap-dag-vectorized` took the loops over states and sentences out of
+# Python. This chapter compiles the dynamic programme, in C++ for the cores of a
+# CPU and in CUDA for the thread blocks of a GPU. No GPU has run the CUDA kernels
+# yet; here they run on a CPU, thread by thread, where more of their errors show.
 #
 # You cut the states into tiles, so that most of the programme becomes matrix
 # products, give each tile an exponent of its own, find a graph on which two sweeps
-# agree on a wrong result, run GPU kernels on a CPU, delete a barrier and see what
-# happens, and compute how fast the programme could be at best.
+# agree on a wrong result, run GPU kernels on a CPU, and delete barriers to see what
+# happens.
 #
 # **You will know afterwards** what the backend `native` does, why its float32
 # results can be trusted, how its kernels are laid out on blocks and threads, how
 # such code is tested without a GPU, and how to use it in a model of your own.
 #
-# **What it needs.** Half a minute on a CPU, a C++ compiler, and no GPU. It covers
-# Appendix I of the paper {cite}`zheng2025exlm`. The paper runs the kernels of
+# **It takes** half an hour and half a minute of one CPU core, with a C++ compiler.
+# **Paper:** Appendix I of {cite}`zheng2025exlm`. The paper runs the kernels of
 # DA-Transformer {cite}`huang2022datransformer`; those of this book are new and
-# work differently; their sources are in the folder `cuda/`.
+# work differently. Their sources are in the folder `cuda/`.
 
 # %% tags=["remove-cell", "nbval-skip"]
 # Colab opens this notebook alone: fetch the book around it and install its package.
@@ -49,7 +49,15 @@ elif not os.path.isdir("../book"):
     # A copy of this notebook reads the records of the book its package is from.
     os.chdir(os.path.abspath(package.origin + "/../../chapters"))
 
-# %% tags=["hide-input"]
+# %% tags=["remove-input"]
+import matplotlib.pyplot as plt
+from matplotlib.patches import Rectangle
+
+from exlm_mini.plot.style import COLORS, use_book_style
+
+use_book_style()
+
+# %%
 import ctypes
 import itertools
 import json
@@ -61,42 +69,30 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-import numpy as np
-import pandas as pd
 import torch
 from live import chapter_scale
-from matplotlib.patches import Rectangle
 
 from exlm_lab.benchmarks.dag import made_graph
-from exlm_lab.benchmarks.measure import threads
-from exlm_lab.benchmarks.record import DAG_SHAPES, Shape
+from exlm_lab.benchmarks.record import Shape
 from exlm_mini.alignment import (
     build,
     dag_log_likelihood,
     dag_loss,
     native,
     posteriors,
-    viterbi,
 )
-from exlm_mini.alignment.check import TOLERANCE, largest_error, relative_error
-from exlm_mini.alignment.drop_in import torch_dag_loss
-from exlm_mini.plot.style import COLORS, use_book_style
 
-use_book_style()
 scale = chapter_scale()
 
 # %% [markdown]
-# Names end in the shape of the tensor: `B` rows of a batch, `L` states, `M`
-# targets, `T` states of a tile. Numbers are float32 here, unless a section says
-# otherwise, because its limits are a subject of the chapter. Judges compute in
-# float64.
+# `T` is the number of states in a tile. Numbers are float32 here, because its
+# limits are a subject of the chapter; judges compute in float64.
 #
 # ## One product for all targets
 #
 # The backends `vectorized` and `scaled` go target by target, one large operation
-# each. Three things still cost time. Take the example of Appendix I.4, 77 targets
-# and 308 states:
+# each. Three things still take time, here in the example of Appendix I.4, 77
+# targets and 308 states:
 #
 # - *Exponentials.* In log space each term of each target needs one, forward and
 #   backward. `scaled` got rid of these.
@@ -106,8 +102,7 @@ scale = chapter_scale()
 # - *Waiting.* Target $i$ waits for target $i - 1$, and a new operation has to be
 #   started for each.
 #
-# The second can be cured by doing the work in another order. The table of this
-# recursion
+# The second can be avoided by another order of the work. The table of the recursion
 #
 # $$
 # f_{i,u} = \mathbf{P}_u(y_i) \sum_{v<u} f_{i-1,v}\, \mathbf{E}_{v,u}
@@ -132,13 +127,15 @@ scale = chapter_scale()
 # targets at once*. The second is a small triangle.
 #
 # {numref}`fig-cuda-tiles` shows the split for 32 states in tiles of 8. To finish
-# the third tile, multiply the finished part of the table (left, blue) by one
-# block column of edges (right, blue), and then walk through the triangle
+# the third tile, multiply the finished part of the table (above, blue) by one
+# block column of edges (below, blue), and then walk through the triangle
 # (yellow). Every edge is needed for one tile only, so it is read once.
 
-# %% mystnb={"figure": {"caption": "Left: the table f, with the cone (dashed). Right: the edges. Blue times blue is what enters the third tile, a single product for all targets; the yellow triangle joins states of the tile itself.", "name": "fig-cuda-tiles"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Above: the table f, with the cone (dashed). Below: the edges. Blue times blue is what enters the third tile, a single product for all targets; the yellow triangle joins states of the tile itself.", "name": "fig-cuda-tiles"}, "image": {"alt": "Above, a table whose left half is blue, finished, with a yellow column for the current tile. Below, a triangle of edges with a blue block above a small yellow triangle."}} tags=["remove-input"]
+import numpy as np
+
 M, L, T, t = 10, 32, 8, 2
-fig, (ax, right) = plt.subplots(1, 2, figsize=(7.4, 3.1), width_ratios=(1.2, 1))
+fig, (ax, right) = plt.subplots(2, 1, figsize=(3.6, 5.6), height_ratios=(1, 2))
 finished, current = "#c9d8ee", COLORS["mask"]
 ax.add_patch(Rectangle((0, 0), t * T, M, color=finished))
 ax.add_patch(Rectangle((t * T, 0), T, M, color=current, alpha=0.55))
@@ -148,7 +145,7 @@ for shift in (0, L - M + 1):
     ax.plot([shift, shift + M], [0, M], "--", color="0.2", lw=1)
 for u in range(T, L, T):
     ax.axvline(u, color="white", lw=1.5)
-ax.set(xlim=(0, L), ylim=(M, 0), xlabel="state", ylabel="target")
+ax.set(xlim=(0, L), ylim=(M, 0), xlabel="state", ylabel="target", yticks=(0, 5))
 ax.set_title("table f", loc="left")
 u = np.arange(L)
 kind_LL = np.where(u[:, None] < u, 1.0, np.nan)
@@ -171,7 +168,7 @@ for panel in (ax, right):
 # each other.
 
 
-# %%
+# %% tags=["remove-input"]
 def share_in_triangles(L, T):
     """Of all edges v < u, those that join states of one tile."""
     tile_L = torch.arange(L) // T
@@ -193,7 +190,6 @@ for T in (8, 16, 32, 77):
 # gives each tile of each target an integer exponent: mantissas $x$ with exponent
 # $e$ stand for $x \cdot 2^e$. The next section says why. Ignore `lift` until the
 # section after that.
-
 
 # %%
 NONE = -(10**8)  # exponent of an exact zero
@@ -271,9 +267,13 @@ def by_tiles(log_P_ML, log_E_LL, tile=16, lift=0.0):
 # with all edges, with half of them, without a path, and for tiles that do or do not
 # divide the number of states. (The gradients come from autograd, which passes
 # through `sweep`; the compiled code has something better.)
+#
+# And it equals `vectorized` on a graph of the paper's size, in float32,
+# judged by float64 on the same numbers. The sum runs over more than $10^{70}$
+# paths.
 
 
-# %% mystnb={"code_prompt_show": "Checked: value and gradients equal enumeration on small graphs of all kinds and tile sizes"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: value and gradients equal enumeration on small graphs of all kinds and tile sizes; in float32 a graph of the paper's size is right to 1e-7, its gradients to 1e-5"} tags=["hide-cell", "check"]
 def random_graph(M, L, seed, density=1.0, dtype=torch.float64):
     """Random emissions and forward edges of one row; some of the edges exist."""
     rng = torch.Generator().manual_seed(seed)
@@ -314,12 +314,8 @@ for (M, L), seed, density in itertools.product(sizes, seeds, (1.0, 0.5)):
         torch.testing.assert_close(ours, judge, rtol=1e-10, atol=1e-10)
 assert num_without_path > 6
 
-# %% [markdown]
-# And it equals `vectorized` on a graph of the paper's size, in float32,
-# judged by float64 on the same numbers. The sum runs over more than $10^{70}$
-# paths.
+from exlm_mini.alignment.check import relative_error
 
-# %% mystnb={"code_prompt_show": "Checked: in float32 a graph of the paper's size is right to 1e-7, its gradients to 1e-5"} tags=["hide-cell", "check"]
 cpu = torch.device("cpu")
 flat = made_graph(Shape(1, 77, 308), False, cpu)  # as an untrained model makes it
 exact = value_and_gradients(backend("vectorized"), flat.double())
@@ -329,11 +325,11 @@ assert ours[1].dtype == torch.float32 and math.comb(306, 75) > 1e70
 assert errors[0] < 1e-7 and max(errors[1:]) < 1e-5
 
 # %% [markdown]
-# The gain is again counted in exponentials, and in passes over the edges. (`scaled`
-# and the tiled code need one exponential per edge and sweep; the compiled code
-# exponentiates edges a third time for the gradient, rather than keep them.)
+# The gain is again counted in exponentials, and in passes over the edges. (The
+# compiled code exponentiates edges a third time for the gradient, rather than keep
+# them.)
 
-# %%
+# %% tags=["remove-input"]
 M, L = 77, 308
 in_log_space = 2 * (M - 1) * L * L  # all terms, there and back
 in_tiles = 3 * L * (L - 1) // 2 + 2 * M * L
@@ -342,14 +338,14 @@ print(f"exponentials in log space {in_log_space:,}, in tiles {in_tiles:,}")
 print(f"passes over the edges, row by row {2 * (M - 1)}, in tiles 2")
 
 # %% [markdown]
-# ## An exponent for every tile
+# ## One exponent for every tile
 #
 # {ref}`chap-dag-vectorized` divided each row of the table by its largest entry,
 # and saw float32 underflow: with 192 targets and 384 states even to *no path at
-# all*. Tiles fare better. One exponent per target is the same as a single tile, so
-# our function can play both parts.
+# all*. One exponent per target is the same as a single tile, so our function can
+# compute both.
 
-# %%
+# %% tags=["remove-input"]
 outcome = {}
 for M in (64, 128, 192):
     graph = made_graph(Shape(1, M, 2 * M), False, cpu)
@@ -374,7 +370,7 @@ assert verdicts["a tile of 16"] == ["right"] * 3
 # ten below the unit: one band for the whole row (grey), or one for each tile
 # (yellow), which follows the curve.
 
-# %% mystnb={"figure": {"caption": "f of one target (of 192) over 384 states. A band reaches from the unit down to the smallest number that float32 has in it; entries below a band are lost.", "name": "fig-cuda-range"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "f of one target (of 192) over 384 states. A band reaches from the unit down to the smallest number that float32 has in it; entries below a band are lost.", "name": "fig-cuda-range"}, "image": {"alt": "A black curve rises from minus 180 to zero. The grey band covers its last third, the yellow steps cover all of it."}} tags=["remove-input"]
 i, tile = 96, 16
 table_ML, unit_Mt = sweep(*(t[0].double() for t in graph[:2]), tile)
 L = table_ML.shape[1]
@@ -382,7 +378,7 @@ log2_f_L = table_ML[i].log2() + unit_Mt[i].repeat_interleave(tile)
 log_f_L = (log2_f_L - log2_f_L.max()) * math.log10(2)
 units_t = (unit_Mt[i] - log2_f_L.max()) * math.log10(2)
 depth = 149 * math.log10(2)
-fig, ax = plt.subplots(figsize=(6.8, 3.2))
+fig, ax = plt.subplots(figsize=(3.6, 3.8), layout="constrained")
 ax.fill_between(
     [0, L], 0, -depth, color="0.88", label="one exponent for the target"
 )
@@ -393,26 +389,15 @@ for t, unit in enumerate(units_t):
     ax.fill_between(span, unit, unit - depth, **band)
 shown_L = log_f_L.masked_fill(log_f_L == -torch.inf, torch.nan)
 ax.plot(shown_L, color="black", lw=1.5, label="f, relative to the largest")
-ax.legend(loc="lower right", frameon=True, framealpha=1)
+fig.legend(loc="outside lower center", fontsize=8)
 _ = ax.set(xlabel=f"state u, at target {i}", ylabel="log₁₀ of f", xlim=(i - 5, L))
 _ = ax.set(ylim=(-190, 5))
 
-# %% mystnb={"code_prompt_show": "Checked: most of the posterior lies below what one unit for the whole row can hold"} tags=["hide-cell", "check"]
-is_used_L = log_f_L > -torch.inf
-is_held_L = log_f_L > units_t.repeat_interleave(tile) - depth
-assert is_held_L[is_used_L].all()
-assert (log_f_L[is_used_L] < -depth).sum() > 50  # lost with one exponent
-# What the posterior wants is among the lost.
-state_L = posteriors(*graph.double(), "vectorized").state_BML[0, i]
-assert state_L[log_f_L < -depth].sum() > 0.99
-
 # %% [markdown]
-# Inside a tile of 16 or 32 states the curve has little room to fall. And for the
-# product, large entries of *later* tiles do not matter, since edges only go
-# forward: the unit of a sum is set by what enters it.
-#
-# So an exponent per (target, tile) costs one integer for 16 or 32 numbers, and
-# removes the limit on length.
+# Inside a tile of 16 or 32 states the curve falls little. And for the product,
+# large entries of *later* tiles do not matter, since edges only go forward. So an
+# exponent per (target, tile), one integer for 16 or 32 numbers, removes the limit
+# on length.
 #
 # ## How to know that nothing was lost
 #
@@ -421,13 +406,13 @@ assert state_L[log_f_L < -depth].sum() > 0.99
 # to notice by comparing: $\alpha$ and $\beta$ both yield $f_{M,L}$, and if
 # underflow spoils one, why should it spoil the other equally? Here is a graph on
 # which it does, with ten targets and two ways from start to end. The odd states
-# are a way that pays 130 nats at its first step and 130 at its last. The even
-# states pay 50 at each of nine steps.
+# are a way that costs 130 nats at its first step and 130 at its last. The even
+# states cost 50 at each of nine steps.
 
 
 # %%
 def two_ways():
-    """Two paths: 260 nats paid at the ends, or 450 paid evenly."""
+    """Two paths: one costs 260 nats at its ends, the other 450 evenly."""
     M, L = 10, 20
     log_E_LL = torch.full((L, L), -torch.inf)
     odd = [0, *range(1, 2 * M - 3, 2), L - 1]
@@ -457,8 +442,7 @@ assert math.exp(-130) > 0 and torch.tensor(-130.0).exp() == 0
 
 # %% [markdown]
 # The two sweeps agree to the last digit, on a result that is off by 190 nats. Each
-# lost the better way at its own start and from then on saw only the other. So
-# comparing the sweeps proves nothing.
+# lost the better way at its own start. So comparing the sweeps proves nothing.
 #
 # Underflow only ever *takes away*. Without it the result would be larger: but for
 # rounding, the sweep is a lower bound. An upper bound is found by adding, wherever
@@ -468,25 +452,7 @@ assert math.exp(-130) > 0 and torch.tensor(-130.0).exp() == 0
 # (processors may flush whatever is smaller), and a state has a few hundred terms.
 # $2^{-100}$ is more than enough. So the truth lies between the sweeps with and
 # without lift. If they agree, both are right.
-
-# %% mystnb={"code_prompt_show": "Checked: with and without lift the sweeps disagree on the trap, and the truth lies between them"} tags=["hide-cell", "check"]
-enough = 2.0**-100
-assert enough > 1000 * 3 * 308 * 2.0**-126
-print("graph                   lower     truth     upper")
-brackets = {}
-for name, graph, log_f in (
-    ("untrained, 77 x 308", flat, exact[0].item()),
-    ("two ways", trap, truth),
-):
-    brackets[name] = [tiled(*graph, lift=lift).item() for lift in (0.0, enough)]
-    low, high = brackets[name]
-    print(f"{name:20} {low:8.0f}  {log_f:8.0f}  {high:8.0f}")
-low, high = brackets["untrained, 77 x 308"]
-assert high - low < 1e-7  # nothing was lost, and we know it
-low, high = brackets["two ways"]
-assert low + 100 < truth < high - 100  # we know that we do not know
-
-# %% [markdown]
+#
 # The package saves the second sweep. It adds the lift in its only one, so that both
 # directions yield at least the truth. Then it bounds the excess. At the end, what
 # was added to a state at one target counts for that amount times what the *other*
@@ -500,7 +466,7 @@ assert low + 100 < truth < high - 100  # we know that we do not know
 # \end{aligned}
 # $$ (eq-cuda-excess)
 #
-# The bound takes one look at the exponents of each tile. Where it exceeds
+# The bound needs only the exponents of each tile. Where it exceeds
 # $2^{-26}$ of the likelihood (a quarter of a rounding error of float32), the row
 # is computed again, in log space and double precision. `cuda/dag_graph.h` has the
 # derivation, and counts what each step can lose.
@@ -522,26 +488,98 @@ def status(graph):
 
 
 if has_native:
-    assert status(flat) == [0] and status(trap) == [1]
-    log_f, grad_BML, _ = value_and_gradients(backend("native"), trap)
-    assert math.isclose(log_f.item(), -260.0, rel_tol=1e-6)
-    assert math.isclose(grad_BML[0, 4, 7].item(), 1.0, rel_tol=1e-6)  # the odd way
     long = made_graph(Shape(1, 192, 384), False, cpu)
-    assert status(long) == [0]
+    print("untrained, two ways, 192 targets:", *map(status, (flat, trap, long)))
 
 # %% [markdown]
 # ## Compiled on first use
 #
-# The first call of `native` has `torch.utils.cpp_extension` compile the source, and
-# keeps the library in a cache folder; that takes some seconds, once. The
-# folder's name is a hash of the sources, the compiler, its flags, the processor and
-# the PyTorch version, so a changed source is never mistaken for an old one. The
-# sources include nothing of PyTorch: they compile in seconds rather than minutes,
-# and for CUDA any recent nvcc will do. Where there is no compiler, `auto` goes on
-# with `scaled` and warns once. `python -m exlm_mini.doctor` reports what a machine
-# has, builds what it can, and checks every backend against enumeration.
+# The first call of `native` has `torch.utils.cpp_extension` compile the source,
+# and keeps the library in a cache folder; that takes some seconds, once. A
+# changed source, compiler or PyTorch has a folder of its own. Where there is no
+# compiler, `auto` goes on with `scaled` and warns once.
+# `python -m exlm_mini.doctor` reports what a machine has, builds what it can, and
+# checks every backend against enumeration.
+#
+# For PyTorch the library is two *operators*, one for the value and one for the
+# gradients, so `torch.compile` does not break its graph in two. On a CPU any number
+# of threads gives the same bits, because every number is computed by one thread, in
+# an order that does not depend on the others. PyTorch has a test for operators:
 
-# %% mystnb={"code_prompt_show": "Checked: native against float64, values and gradients, on untrained and sharp graphs and ragged batches"} tags=["hide-cell", "check"]
+# %%
+small = made_graph(Shape(2, 5, 20), False, cpu)
+if has_native:
+    operator = torch.ops.exlm_mini.dag_log_likelihood
+    verdict = torch.library.opcheck(operator, small)
+    assert set(verdict.values()) == {"SUCCESS"} and len(verdict) == 4
+    print(", ".join(sorted(verdict)))
+
+# %% [markdown]
+# {numref}`fig-cuda-speed` is the recorded benchmark of
+# {ref}`chap-dag-vectorized` once more, as ratios: how many times longer the two
+# backends in plain PyTorch take for forward and backward pass. Ratios within one
+# process depend less on the machine than times do.
+
+# %% mystnb={"figure": {"caption": "Recorded time of forward and backward pass, divided by that of the compiled backend.", "name": "fig-cuda-speed"}, "image": {"alt": "Ratios at six shapes. Vectorized takes 2 to several hundred times as long as native, scaled 2 to 20 times."}} tags=["remove-input"]
+times = json.loads(Path("../book/results/bench-dag.json").read_text())
+alike = ("benchmark", "dtype", "transitions", "threads")
+times = [r for r in times if all(r[key] == times[0][key] for key in alike)]
+by_backend = {}
+for record in times:
+    curve = by_backend.setdefault(record["backend"], {})
+    curve[tuple(record["shape"])] = record["median_ms"]
+shapes = sorted(by_backend["native"], key=lambda shape: math.prod(shape) * shape[2])
+machine, num_threads = times[0]["machine"], times[0]["threads"]
+on_cpu = f"{machine.get('cpu')}, {num_threads} thread{'s' * (num_threads > 1)}"
+where = on_cpu if machine["device"] == "cpu" else machine["device"]
+fig, ax = plt.subplots(figsize=(3.6, 3.4), layout="constrained")
+ratios = {}
+styles = {"vectorized": COLORS["exlm"], "scaled": COLORS["repeated-mlm"]}
+for name, color in styles.items():
+    ratios[name] = {
+        shape: by_backend[name][shape] / by_backend["native"][shape]
+        for shape in shapes
+        if shape in by_backend[name]
+    }
+    places = [shapes.index(shape) for shape in ratios[name]]
+    ax.semilogy(places, ratios[name].values(), "o-", color=color, label=name)
+ax.axhline(1, color="0.4", lw=1, ls="-.")
+ax.text(0, 1.06, "native", fontsize=9, color="0.3")
+names = ["{}, {}, {}".format(*shape) for shape in shapes]
+ax.set_xticks(range(len(shapes)), names, rotation=40, ha="right", fontsize=8)
+ax.legend(loc="upper left")
+ax.set_title(f"{where},\n{times[0]['dtype']}", fontsize=8, loc="left")
+_ = ax.set(xlabel="B, M, L", ylabel="times as long as native")
+
+# %% mystnb={"code_prompt_show": "Checked: most of the posterior lies below what one exponent can hold; with and without lift the sweeps disagree on the trap and the truth lies between; native against float64, in one compiled graph, with the same bits for any number of threads; at the largest shape ten times as fast as vectorized, twice as fast as scaled"} tags=["hide-cell", "check"]
+from exlm_lab.benchmarks.measure import threads
+from exlm_mini.alignment import viterbi
+from exlm_mini.alignment.check import TOLERANCE, largest_error
+
+is_used_L = log_f_L > -torch.inf
+is_held_L = log_f_L > units_t.repeat_interleave(tile) - depth
+assert is_held_L[is_used_L].all()
+assert (log_f_L[is_used_L] < -depth).sum() > 50  # lost with one exponent
+# What the posterior wants is among the lost.
+state_L = posteriors(*graph.double(), "vectorized").state_BML[0, i]
+assert state_L[log_f_L < -depth].sum() > 0.99
+
+enough = 2.0**-100
+assert enough > 1000 * 3 * 308 * 2.0**-126
+print("graph                   lower     truth     upper")
+brackets = {}
+for name, graph, log_f in (
+    ("untrained, 77 x 308", flat, exact[0].item()),
+    ("two ways", trap, truth),
+):
+    brackets[name] = [tiled(*graph, lift=lift).item() for lift in (0.0, enough)]
+    low, high = brackets[name]
+    print(f"{name:20} {low:8.0f}  {log_f:8.0f}  {high:8.0f}")
+low, high = brackets["untrained, 77 x 308"]
+assert high - low < 1e-7  # nothing was lost, and we know it
+low, high = brackets["two ways"]
+assert low + 100 < truth < high - 100  # we know that we do not know
+
 if has_native:
     for dtype, tolerance in TOLERANCE.items():
         assert largest_error("native", dtype) < tolerance
@@ -561,23 +599,7 @@ for is_sharp, dtype in itertools.product(
         for mine, exact_one, limit in zip(ours, judge, limits, strict=True):
             assert relative_error(mine, exact_one) < limit
 
-# %% [markdown]
-# For PyTorch the library is two *operators*, one for the value and one for the
-# gradients. `torch.library` is told the schema, the function and the shapes of its
-# results; an `autograd.Function` makes the second the backward pass of the first.
-# So `torch.compile` does not break its graph in two. PyTorch has a test for such
-# claims:
 
-# %%
-small = made_graph(Shape(2, 5, 20), False, cpu)
-if has_native:
-    operator = torch.ops.exlm_mini.dag_log_likelihood
-    verdict = torch.library.opcheck(operator, small)
-    assert set(verdict.values()) == {"SUCCESS"} and len(verdict) == 4
-    print(", ".join(sorted(verdict)))
-
-
-# %% mystnb={"code_prompt_show": "Checked: the operator compiles into one graph, with equal gradients"} tags=["hide-cell", "check"]
 def loss(log_P_BML, log_E_BLL, num_targets_B, num_states_B):
     """Something around the operator, so that there is a graph to compile."""
     arguments = (2 * log_P_BML, 0.5 * log_E_BLL, num_targets_B, num_states_B)
@@ -590,12 +612,6 @@ if has_native:
     eager_results = value_and_gradients(loss, small)
     torch.testing.assert_close(value_and_gradients(compiled, small), eager_results)
 
-# %% [markdown]
-# On a CPU the threads take rows, directions and tiles as they come. Every number is
-# computed by one thread, in an order that does not depend on the others, so any
-# number of threads gives the same bits.
-
-# %% mystnb={"code_prompt_show": "Checked: one, two and five threads give the same bits"} tags=["hide-cell", "check"]
 batch = made_graph(Shape(5, 30, 90), False, cpu)
 answers = []
 for num_threads in (1, 2, 5) if has_native else ():
@@ -607,62 +623,29 @@ for num_threads in (1, 2, 5) if has_native else ():
 for other in answers[1:]:
     assert all(torch.equal(a, b) for a, b in zip(answers[0], other, strict=True))
 
-# %% [markdown]
-# {numref}`fig-cuda-speed` is the recorded benchmark of
-# {ref}`chap-dag-vectorized` once more, as ratios: how many times longer the two
-# backends in plain PyTorch take for forward and backward pass. Ratios within one
-# process depend less on the machine than times do.
-
-# %% mystnb={"figure": {"caption": "Recorded time of forward and backward pass, divided by that of the compiled backend.", "name": "fig-cuda-speed"}} tags=["hide-input"]
-times = json.loads(Path("../book/results/bench-dag.json").read_text())
-alike = ("benchmark", "dtype", "transitions", "threads")
-times = [r for r in times if all(r[key] == times[0][key] for key in alike)]
-by_backend = {}
-for record in times:
-    curve = by_backend.setdefault(record["backend"], {})
-    curve[tuple(record["shape"])] = record["median_ms"]
-shapes = sorted(by_backend["native"], key=lambda shape: math.prod(shape) * shape[2])
-machine, num_threads = times[0]["machine"], times[0]["threads"]
-on_cpu = f"{machine.get('cpu')}, {num_threads} thread{'s' * (num_threads > 1)}"
-where = on_cpu if machine["device"] == "cpu" else machine["device"]
-fig, ax = plt.subplots(figsize=(6.4, 3.2))
-ratios = {}
-styles = {"vectorized": COLORS["exlm"], "scaled": COLORS["repeated-mlm"]}
-for name, color in styles.items():
-    ratios[name] = {
-        shape: by_backend[name][shape] / by_backend["native"][shape]
-        for shape in shapes
-        if shape in by_backend[name]
-    }
-    places = [shapes.index(shape) for shape in ratios[name]]
-    ax.semilogy(places, ratios[name].values(), "o-", color=color, label=name)
-ax.axhline(1, color="0.4", lw=1, ls="-.")
-ax.text(0, 1.06, "native", fontsize=9, color="0.3")
-names = ["{}, {}, {}".format(*shape) for shape in shapes]
-ax.set_xticks(range(len(shapes)), names, rotation=20, fontsize=9)
-ax.legend(loc="upper left")
-ax.set_title(f"{where}, {times[0]['dtype']}", fontsize=9, loc="left")
-_ = ax.set(xlabel="B, M, L", ylabel="times as long as native")
-
-# %% mystnb={"code_prompt_show": "Checked: at the largest shape native is ten times as fast as vectorized, twice as fast as scaled"} tags=["hide-cell", "check"]
 for name, curve in ratios.items():
     largest = max(curve, key=shapes.index)  # the most terms, B M L²
     assert curve[largest] > (10 if name == "vectorized" else 2)
 
+if has_native:
+    assert status(flat) == [0] and status(trap) == [1]
+    log_f, grad_BML, _ = value_and_gradients(backend("native"), trap)
+    assert math.isclose(log_f.item(), -260.0, rel_tol=1e-6)
+    assert math.isclose(grad_BML[0, 4, 7].item(), 1.0, rel_tol=1e-6)  # the odd way
+    assert status(long) == [0]
+
 # %% [markdown]
 # ## From threads to thread blocks
 #
-# A CPU has a few cores, each strong. A GPU such as the H200 has 132
-# multiprocessors with 128 simple arithmetic units each.
-#
-# CUDA starts a kernel as a *grid* of *blocks*. A block runs on one multiprocessor.
-# Its threads share a small, fast memory there, and can wait for each other at a
-# *barrier*; blocks, as a rule, cannot. 32 threads that run in step are a *warp*. So
-# work that has to wait for other work must stay in its block, and independent work
-# should be in different ones. The numbers below are read from the sources.
+# A CPU has a few fast cores. A GPU such as the H200 has 132 multiprocessors with
+# 128 simple arithmetic units each. CUDA starts a kernel as a *grid* of *blocks*.
+# A block runs on one multiprocessor. Its threads share a small, fast memory
+# there, and can wait for each other at a *barrier*; blocks, as a rule, cannot. 32
+# threads that run in step are a *warp*. So work that has to wait for other work
+# must stay in its block, and independent work should be in different ones. The
+# numbers below are read from the sources.
 
-
-# %% tags=["hide-input"]
+# %% tags=["remove-input"]
 CUDA = build.source_dir()
 HEADERS = sorted(CUDA.glob("dag_block*.h"))
 
@@ -691,14 +674,13 @@ print(f"tiles of {TILE} states, {ROWS} targets at a time, {SWEEP_THREADS} thread
 #
 # The two directions of a row are different blocks, and never wait for each other.
 # With 64 rows that makes 128 blocks of the sweep: nearly one for each
-# multiprocessor. The gradient of the edges is a matrix product, as
-# {ref}`chap-dag-vectorized` found, and nothing in it waits for anything: every 32 ×
-# 32 tile of it has a block of its own.
+# multiprocessor. The gradient of the edges is a matrix product
+# ({ref}`chap-dag-vectorized`), and every 32 × 32 tile of it has a block of its own.
 #
-# {numref}`fig-cuda-blocks` looks into one block of the sweep. *Left*, the matrix
+# {numref}`fig-cuda-blocks` shows one block of the sweep. *Above*, the matrix
 # product of a tile: masses of the targets times edges, 32 states at a time through
 # shared memory. All eight warps take part; a thread has four states of up to four
-# targets. *Right*, the triangle, where each lane (a thread of a warp) has one
+# targets. *Below*, the triangle, where each lane (a thread of a warp) has one
 # target. It has to be sequential, but in which direction? Target by target it would
 # take 77 steps. But column $u$ needs earlier columns only, so it can be walked
 # column by column as well: 32 steps, whatever the number of targets. In each step a
@@ -706,10 +688,10 @@ print(f"tiles of {TILE} states, {ROWS} targets at a time, {SWEEP_THREADS} thread
 # last lane of a warp hands it to the next warp through shared memory, so that warp
 # follows one stage of four columns later. A barrier closes each stage.
 
-# %% mystnb={"figure": {"caption": "A block of the sweep kernel. Left: a pair of tiles is multiplied; one warp's share is framed. Right: the staircase through the triangle of a tile, for 77 targets in three warps. Vertical lines are barriers; a box holds the columns that a warp walks.", "name": "fig-cuda-blocks"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "A block of the sweep kernel. Above: a pair of tiles is multiplied; one warp's share is framed. Below: the staircase through the triangle of a tile, for 77 targets in three warps. Vertical lines are barriers; a box holds the columns that a warp walks.", "name": "fig-cuda-blocks"}, "image": {"alt": "Above, masses times edges give a sum with the framed share of a warp. Below, three rows of eight boxes, each row one stage later than the row above it."}} tags=["remove-input"]
 num_warps = -(-77 // TILE)
 num_stages = num_warps + TILE // COLUMNS - 1
-fig, (ax, right) = plt.subplots(1, 2, figsize=(7.6, 3.3), width_ratios=(1, 1.35))
+fig, (ax, right) = plt.subplots(2, 1, figsize=(3.9, 5.2), height_ratios=(1.4, 1))
 
 
 def matrix(x, y, width, height, color, label):
@@ -736,7 +718,7 @@ for warp, step in itertools.product(range(num_warps), range(TILE // COLUMNS)):
     right.add_patch(box)
     first = step * COLUMNS
     text = f"{first}–\n{first + COLUMNS - 1}"
-    right.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=7)
+    right.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=6)
 for warp, step in itertools.product(range(num_warps - 1), range(TILE // COLUMNS)):
     arrow = {"arrowstyle": "->", "color": COLORS["exlm"], "lw": 1}
     x, y = warp + step + 0.85, num_warps - 1 - warp
@@ -745,22 +727,20 @@ for stage in range(num_stages + 1):
     right.axvline(stage, color="0.35", lw=1, ls=":")
 right.set_yticks(
     [num_warps - 0.5 - warp for warp in range(num_warps)],
-    [f"targets {32 * w}–{min(32 * w + 31, 76)}" for w in range(num_warps)],
+    [f"{32 * w}–{min(32 * w + 31, 76)}" for w in range(num_warps)],
     fontsize=8,
 )
 right.set_xticks([s + 0.5 for s in range(num_stages)], range(num_stages))
 right.set(xlim=(-0.05, num_stages + 0.05), ylim=(-0.1, num_warps), xlabel="stage")
+right.set_ylabel("targets")
 right.grid(False)
 
 # %% [markdown]
-# How long is the chain of things that wait for each other? Row by row it has $M$
-# links, each with all states. In tiles it has $L$ columns, each with one state:
-# longer, but the links are tiny, and no link reads edges from afar. The barriers
-# between them are what costs time. For a tile there are two per earlier tile, one
+# The barriers are what takes time. For a tile there are two per earlier tile, one
 # before the triangle, one for each stage, and one at the end.
 
 
-# %% tags=["hide-input"]
+# %% tags=["remove-input"]
 def barriers_of_sweep(M, L):
     """Barriers that a block of the sweep meets for one row, M <= 128."""
     total, num_tiles = 0, -(-L // TILE)
@@ -785,16 +765,15 @@ for M, L in ((20, 80), (77, 308)):
 #
 # What goes wrong in a kernel often goes unseen: a missing barrier, memory read
 # before it was written. The kernel may run well a thousand times. We test ours by
-# running the very same source on a CPU. The kernels are templates over a *context*
-# `c`, which provides a handful of things: which thread it is (`c.thread()`), the
-# barriers (`c.sync()`), a number from the lane before, the shared memory, and
-# $2^x$. nvcc fills it in with the instructions of the GPU, in `dag_cuda.cu`. g++
-# fills it in with *fibers*, in `dag_fibers.cpp`: every thread of a block is a
-# function with a stack of its own that runs until it meets a barrier, and then lets
-# another run. Between two barriers threads run one after the other in an order that
-# is shuffled anew each time, and shared memory starts as NaN.
-#
-# Here is the start of a sweep in both, and what a barrier is:
+# running the very same source on a CPU. The kernels are templates over a
+# *context* `c`, which provides a handful of things: which thread it is
+# (`c.thread()`), the barriers (`c.sync()`), a number from the lane before, the
+# shared memory, and $2^x$. nvcc fills it in with the instructions of the GPU, in
+# `dag_cuda.cu`. g++ fills it in with *fibers*, in `dag_fibers.cpp`: every thread
+# of a block is a function with a stack of its own that runs until it meets a
+# barrier, and then lets another run. Between two barriers threads run one after
+# the other in an order that is shuffled anew each time, and shared memory starts
+# as NaN. Here is the start of a sweep in both, and what a barrier is:
 
 
 # %%
@@ -811,9 +790,12 @@ show("fiber_shim.h", "void sync()")
 
 # %% [markdown]
 # We compile the sources in a folder of our own, so that we can change them: an
-# edit replaces one piece of text, which must occur exactly once.
+# edit replaces one piece of text, which must occur exactly once. The package
+# calls such a library as it calls the one for the GPU; in place of a CUDA stream
+# it gets a seed for the order of threads. The first library is intact, except
+# that it counts the barriers a block has passed.
 
-# %% tags=["hide-input"]
+# %% mystnb={"code_prompt_show": "How the kernels are compiled and called"} tags=["hide-input"]
 workshop = tempfile.TemporaryDirectory()
 
 
@@ -838,13 +820,6 @@ def compile_fibers(name, edits, more=""):
     return ctypes.CDLL(str(output))
 
 
-# %% [markdown]
-# The package calls such a library as it calls the one for the GPU; only the last
-# argument of each function differs, a seed for the order of threads in place of a
-# CUDA stream.
-
-
-# %% tags=["hide-input"]
 def waited_in_vain(result):
     return RuntimeError("threads wait at a barrier for others that never come")
 
@@ -869,11 +844,6 @@ def run_fibers(library, graph, seed):
     return log_f_B, *gradients, sweeps[2][:, 0]
 
 
-# %% [markdown]
-# The first library is intact, except for an edit that counts the barriers a block
-# has passed, and a function that reports sizes.
-
-# %% tags=["hide-input"]
 COUNTING = {
     "namespace dag {\n\nclass FiberBlock": "namespace dag {\n\nstatic int64_t "
     "barriers_passed = 0;\n\nclass FiberBlock",
@@ -895,42 +865,13 @@ if has_native:
 
 # %% [markdown]
 # 256 fibers for each block of the sweep compute a sentence of the paper's size.
-# Values and gradients agree with float64 and with the C++ code for CPUs. And
-# whatever the order of the threads, the bits are the same.
+# Values and gradients agree with float64 and with the C++ code for CPUs, and the
+# bits are the same whatever the order of the threads. The counted barriers are
+# those computed above: two sweeps, one for each tile of the scan, and two when
+# the row is finished. The compiled sources also tell their sizes, here for the
+# example of Appendix I.4. On an H200 a block may have 227 KiB of shared memory.
 
-# %% mystnb={"code_prompt_show": "Checked: fibers in three orders give the same bits, equal to float64 and to the C++ code"} tags=["hide-cell", "check"]
-if has_native:
-    answers = [run_fibers(library, flat, seed) for seed in range(3)]
-    for other in answers[1:]:
-        assert all(
-            torch.equal(a, b) for a, b in zip(answers[0], other, strict=True)
-        )
-    *ours, status_B = answers[0]
-    by_cpu = value_and_gradients(backend("native"), flat)
-    for mine, true, cpus in zip(ours, exact, by_cpu, strict=True):
-        assert relative_error(mine, true) < 1e-5
-        assert relative_error(mine, cpus) < 1e-5
-    assert status_B.tolist() == [0]  # in tiles
-
-# %% [markdown]
-# There are as many barriers as we said: those of two sweeps, one for each tile of
-# the scan, and two when the row is finished.
-
-# %% mystnb={"code_prompt_show": "Checked: the barriers counted are those of the formula, and two for the end of a row"} tags=["hide-cell", "check"]
-for M, L in ((20, 80), (77, 308)) if has_native else ():
-    graph = made_graph(Shape(1, M, L), False, cpu)
-    before = library.barriers_passed()
-    native.log_likelihood_with(fiber_kernels(library, seed=1), graph)
-    counted = library.barriers_passed() - before
-    assert counted == 2 * barriers_of_sweep(M, L) + -(-L // TILE) + 2
-
-# %% [markdown]
-# Now that the sources are compiled, we can ask them for sizes as well: for the
-# example of Appendix I.4, how many blocks each kernel starts, with how many
-# threads, and how much shared memory a block takes. On an H200 a block may have 227
-# KiB.
-
-# %% tags=["hide-input"]
+# %% tags=["remove-input"]
 if has_native:
     B, M, L = 64, 77, 308
     num_tiles = -(-L // TILE)
@@ -954,7 +895,7 @@ if has_native:
 # Now we break the kernels. Take three barriers, each with a comment that says
 # what it is for. We delete one at a time, and run a sentence in several orders.
 
-# %% tags=["hide-input"]
+# %% mystnb={"code_prompt_show": "How barriers are deleted"} tags=["hide-input"]
 wounded = {
     "what was handed over is there": "stages of the triangle",
     "the product is there": "gradient, before it is written",
@@ -983,7 +924,112 @@ for comment, name in wounded.items() if has_native else ():
     row = [symptoms[comment, seed] for seed in range(4)]
     print(f"{name:31} " + " ".join(f"{verdict:14}" for verdict in row).rstrip())
 
-# %% mystnb={"code_prompt_show": "Checked: every missing barrier is noticed in some order"} tags=["hide-cell", "check"]
+# %% [markdown]
+# - The first is the hardest to find. With the threads in order nothing is wrong,
+#   since warp 0 runs before warp 1. Shuffled, it yields finite, wrong
+#   numbers. On a GPU it may work a thousand times.
+# - The second reads shared memory before anybody has written to it, and finds the
+#   NaN with which the fibers fill it. On a GPU it would find whatever was left
+#   there.
+# - The third reads NaN too, but the likelihood is right: the check for underflow
+#   fails, as it should for NaN, and the row is redone in log space. A test that
+#   only looked at results would pass, and the kernel would always be slow. So
+#   tests look at the status as well.
+#
+# `tests/core/test_kernels.py` does this for every barrier: each is deleted in
+# turn, and some test has to notice.
+#
+# On fibers no two threads ever act at the same moment, and they do not show the
+# GPU's own arithmetic, memory and timing. These need the device: `pytest -m gpu`
+# runs the same comparisons there.
+#
+# How fast could the kernels be? Forward and backward together have to read the
+# edges twice, write a gradient of $L^2$ numbers, and read and write the
+# emissions: at the shape of Appendix I.4, 64 rows, 67 MB. Every edge inside the
+# cone is multiplied three times for each target, 384 million multiply-adds. By
+# the data sheet of the NVIDIA H200 (4.8 TB and 67 trillion operations per second)
+# neither takes more than 14 µs. But a sweep of this shape meets two hundred
+# barriers one after the other, with little to do between them, so one may expect
+# them, rather than the data sheet, to decide how long it takes.
+# `python -m exlm_lab.bench dag --output book/results/bench-gpu.json` measures it
+# on a GPU.
+#
+# ## In a model of your own
+#
+# Nothing here depends on ExLM. Non-autoregressive translation with DA-Transformer
+# maximises the same sum over paths, and CTC is a special case. `dag_loss` wraps
+# the backend in an interface for such models: arguments by keyword, counts of any
+# integer type, edges as a matrix or by how far they reach.
+
+# %%
+B, M, L, V = 3, 6, 24, 50
+rng = torch.Generator().manual_seed(1)
+log_word_BLV = torch.randn(B, L, V, generator=rng).log_softmax(-1)
+target_BM = torch.randint(V, (B, M), generator=rng)
+log_P_BML = log_word_BLV.mT.gather(1, target_BM[:, :, None].expand(-1, -1, L))
+is_forward_LL = torch.ones(L, L).triu(1).bool()
+score_BLL = torch.randn(B, L, L, generator=rng).masked_fill(~is_forward_LL, -1e9)
+log_E_BLL = score_BLL.log_softmax(-1)
+counts = {
+    "num_targets": torch.tensor([6, 4, 5]),
+    "num_states": torch.tensor([24, 20, 9]),
+}
+
+loss_B = dag_loss(log_P_BML, log_E_BLL, **counts)
+print(*(f"{nats:.1f}" for nats in loss_B), "nats")
+
+# %% [markdown]
+# `torch_dag_loss` has the name, arguments and sign of the function in
+# DA-Transformer's repository, so that one import replaces the other. The recorded
+# times of both were measured in one process on one thread
+# (`python -m exlm_lab.bench dag --extra-backend PATH`, with the path of a
+# checkout). They compare with that function, which is PyTorch, on a CPU;
+# DA-Transformer's own CUDA kernel was not timed:
+
+# %% tags=["remove-input"]
+import pandas as pd
+
+records = json.loads(Path("../book/results/bench-drop-in.json").read_text())
+ms = {(tuple(r["shape"]), r["backend"]): r["median_ms"] for r in records}
+theirs = next(name for _, name in ms if "DA-Transformer" in name)
+rows = [
+    {"B, M, L": ", ".join(map(str, shape)), "torch_dag_loss, ms": ms[shape, theirs]}
+    | {"dag_loss, ms": ms[shape, "native"]}
+    | {"times as fast": ms[shape, theirs] / ms[shape, "native"]}
+    for shape in dict.fromkeys(shape for shape, _ in ms)
+]
+pd.DataFrame(rows).set_index("B, M, L").round(1)
+
+# %% mystnb={"code_prompt_show": "Checked: fibers in three orders give the same bits, equal to float64 and to the C++ code; the barriers are those of the formula, and every missing one is noticed in some order; the least work at the paper's shape; the loss with DA-Transformer's arguments, and in log space"} tags=["hide-cell", "check"]
+from exlm_mini.alignment.drop_in import torch_dag_loss
+
+same_B = torch_dag_loss(
+    log_P_BML, log_E_BLL, counts["num_states"], counts["num_targets"]
+)
+torch.testing.assert_close(-same_B, loss_B)
+exact_B = dag_log_likelihood(log_P_BML, log_E_BLL, *counts.values(), "vectorized")
+torch.testing.assert_close(-exact_B, loss_B, rtol=1e-5, atol=0)
+
+if has_native:
+    answers = [run_fibers(library, flat, seed) for seed in range(3)]
+    for other in answers[1:]:
+        assert all(
+            torch.equal(a, b) for a, b in zip(answers[0], other, strict=True)
+        )
+    *ours, status_B = answers[0]
+    by_cpu = value_and_gradients(backend("native"), flat)
+    for mine, true, cpus in zip(ours, exact, by_cpu, strict=True):
+        assert relative_error(mine, true) < 1e-5
+        assert relative_error(mine, cpus) < 1e-5
+    assert status_B.tolist() == [0]  # in tiles
+
+for M, L in ((20, 80), (77, 308)) if has_native else ():
+    graph = made_graph(Shape(1, M, L), False, cpu)
+    before = library.barriers_passed()
+    native.log_likelihood_with(fiber_kernels(library, seed=1), graph)
+    counted = library.barriers_passed() - before
+    assert counted == 2 * barriers_of_sweep(M, L) + -(-L // TILE) + 2
+
 for comment in wounded if has_native else ():
     row = [symptoms[comment, seed] for seed in range(4)]
     assert set(row[1:]) != {"right"}, comment  # the test notices each of them
@@ -991,48 +1037,14 @@ if has_native:
     first = [symptoms["what was handed over is there", seed] for seed in range(4)]
     assert first[0] == "right" and "wrong numbers" in first[1:]
 
-# %% [markdown]
-# - The first is the hardest to find. With the threads in order nothing is wrong,
-#   since warp 0 happens to run before warp 1. Shuffled, it yields finite, wrong
-#   numbers. On a GPU it may work a thousand times.
-# - The second reads shared memory before anybody has written to it, and finds the
-#   NaN with which the fibers fill it. On a GPU it would find whatever was left
-#   there.
-# - The third is a surprise. It reads NaN too, but the likelihood is right: the
-#   check for underflow fails, as it should for NaN, and the row is redone in log
-#   space. A test that only looked at results would pass, and the kernel would be
-#   slow forever. So tests look at the status as well.
-#
-# `tests/core/test_kernels.py` does this for every barrier: each is deleted in turn,
-# and some test has to notice.
-#
-# On fibers no two threads ever act at the very same moment. Nor do they show the
-# GPU's own arithmetic, memory and timing. These need the device, and this cell runs
-# there:
-
-# %% tags=["hide-input"]
 device = torch.device("cpu" if native.why_not("cuda") else "cuda")
 on_device = [t.to(device) for t in flat]
 if device.type == "cuda" or has_native:
     there = value_and_gradients(backend("native"), on_device)
     for mine, true in zip(there, exact, strict=True):
         assert relative_error(mine.cpu(), true) < 1e-5
-if device.type == "cpu":
-    print("no GPU here:", native.why_not("cuda"))
-
-# %% [markdown]
-# ## How fast it could be
-#
-# No kernel can avoid two things: moving bytes and multiplying numbers. Forward and
-# backward together read the edges $v < u$ twice, once for the sweeps and once for
-# the gradient; they write a whole gradient of $L^2$ numbers; and they read the
-# emissions twice and write their gradient. In the cone a target has $W = L - M + 1$
-# states, and two neighbouring targets share $W(W + 1)/2$ edges, as
-# {ref}`chap-dag-naive` counted. Each edge is multiplied three times: for $\alpha$,
-# for $\beta$, and for the gradient.
 
 
-# %% mystnb={"code_prompt_show": "Checked: the least work at the paper's shape"} tags=["hide-cell", "check"]
 def least_bytes(B, M, L):
     edges = L * (L - 1) // 2
     return 4 * B * (2 * edges + L * L + 3 * M * L)
@@ -1060,144 +1072,9 @@ for M, L in ((3, 8), (5, 5), (6, 17)):
 assert least_bytes(64, 77, 308) == 64 * 4 * 260_568 == 66_705_408
 assert least_multiply_adds(64, 77, 308) == 64 * 6_001_608 == 384_102_912
 
-# %% [markdown]
-# The data sheet of the NVIDIA H200 (SXM) promises 4.8 TB per second from memory,
-# and 67 trillion float32 operations per second, where a multiply-add counts
-# as two. These are the manufacturer's numbers; nothing here was measured.
-# Operations divided by bytes are the *arithmetic intensity*. Below 14 operations
-# per byte such a device waits for its memory, above it for its arithmetic.
-
-# %% tags=["hide-input"]
-BYTES_PER_SECOND, OPERATIONS_PER_SECOND = 4.8e12, 67e12
-ridge = OPERATIONS_PER_SECOND / BYTES_PER_SECOND
-assert math.isclose(ridge, 13.96, abs_tol=0.005)
-
-intensity, floor_us = {}, {}
-print("     B,    M,    L        MB   10⁹ op   op/byte   floor µs   bound by")
-for shape in DAG_SHAPES:
-    num_bytes, num_operations = least_bytes(*shape), 2 * least_multiply_adds(*shape)
-    by_bytes = num_bytes / BYTES_PER_SECOND
-    by_operations = num_operations / OPERATIONS_PER_SECOND
-    intensity[shape] = num_operations / num_bytes
-    floor_us[shape] = 1e6 * max(by_bytes, by_operations)
-    name = "{:4}, {:4}, {:4}".format(*shape)
-    bound = "memory" if by_bytes > by_operations else "arithmetic"
-    print(f"  {name} {num_bytes / 1e6:9.1f} {num_operations / 1e9:8.3f}", end="")
-    print(f" {intensity[shape]:9.1f} {floor_us[shape]:10.1f}   {bound}")
-paper = Shape(64, 77, 308)
-assert intensity[paper] < ridge < intensity[Shape(4, 256, 1024)]
-assert math.isclose(floor_us[paper], 66_705_408 / 4.8e6, rel_tol=1e-12)
-
-# %% [markdown]
-# In {numref}`fig-cuda-roof` the roof is what the data sheet allows at each
-# intensity. The five shapes sit on it, each at its own intensity. The dashed roof
-# is that of log space, where a term needs an exponential as well: NVIDIA's
-# programming guide lists 16 of them per clock and multiprocessor, against 128
-# multiply-adds. Circles would be times measured on a GPU, from the records of this
-# book.
-
-# %% mystnb={"figure": {"caption": "Roofline of the H200, from its data sheet. Triangles: the five shapes B, M, L of the benchmarks, at the most that is possible. Circles, if any: recorded on a GPU.", "name": "fig-cuda-roof"}} tags=["hide-input"]
-fig, ax = plt.subplots(figsize=(6.4, 3.6))
-x = np.logspace(-0.3, 3, 200)
-roof = np.minimum(x * BYTES_PER_SECOND, OPERATIONS_PER_SECOND)
-ax.loglog(x, roof, color="black", lw=1.5, label="data sheet of the H200")
-log_roof = np.minimum(x * BYTES_PER_SECOND, OPERATIONS_PER_SECOND * 16 / 128)
-ax.loglog(x, log_roof, "--", color=COLORS["mlm"], label="one exponential a term")
-names = {}  # rows of one size have one intensity, however many there are
-for shape, op_per_byte in intensity.items():
-    names.setdefault(op_per_byte, []).append("{}, {}, {}".format(*shape))
-for op_per_byte, found in names.items():
-    most = min(op_per_byte * BYTES_PER_SECOND, OPERATIONS_PER_SECOND)
-    ax.plot(op_per_byte, most, "^", color=COLORS["exlm"], ms=7)
-    is_left = op_per_byte < ridge
-    style = {"textcoords": "offset points", "fontsize": 8, "va": "bottom"}
-    style |= {"ha": "right" if is_left else "center"}
-    place = (-8, 0) if is_left else (0, 6)
-    ax.annotate("\n".join(found), (op_per_byte, most), place, **style)
-num_records = 0
-for path in sorted(Path("../book/results").glob("bench-*.json")):
-    for record in json.loads(path.read_text()):
-        shape = Shape(*record["shape"])
-        is_on_gpu = record["machine"]["device"] != "cpu"
-        if is_on_gpu and record["backend"] == "native" and shape in intensity:
-            num_records += 1
-            ms = record.get("replay_ms", record["median_ms"])
-            speed = 2 * least_multiply_adds(*shape) / (ms / 1000)
-            ax.plot(intensity[shape], speed, "o", color=COLORS["mlm"])
-ax.axvline(ridge, color="0.6", lw=1, ls=":")
-ax.legend(loc="lower right", fontsize=8)
-_ = ax.set(xlabel="operations per byte", ylabel="operations per second")
-_ = ax.set(ylim=(1e12, 2e14))
-
-# %%
-print(f"records of a GPU in the book: {num_records or 'none yet'}")
-
-# %% [markdown]
-# At the paper's shape the floor is below 14 µs for forward and backward pass
-# of 64 sentences. Memory and arithmetic are nearly
-# in balance there. But the roof knows nothing of waiting. A sweep of this shape
-# meets two hundred barriers one after the other, with little to do between them; so
-# one may expect the chain, rather than the roof, to decide how long such a kernel
-# takes. Long graphs have more to do between barriers, but too few blocks: the two
-# sweeps of a single sentence occupy two multiprocessors out of 132, however long it
-# is.
-#
-# No record of a GPU is in the book yet, and without one nothing can be said about
-# the distance between the kernels and this floor. On a machine with one,
-# `python -m exlm_lab.bench dag --output book/results/bench-gpu.json` makes it.
-#
-# ## In a model of your own
-#
-# Nothing here depends on ExLM. Non-autoregressive translation with DA-Transformer
-# maximises the same sum over paths, and CTC is a special case. `dag_loss` wraps
-# the backend in an interface for such models: arguments by keyword, counts of any
-# integer type, edges as a matrix or by how far they reach.
-
-# %%
-B, M, L, V = 3, 6, 24, 50
-rng = torch.Generator().manual_seed(1)
-log_word_BLV = torch.randn(B, L, V, generator=rng).log_softmax(-1)
-target_BM = torch.randint(V, (B, M), generator=rng)
-log_P_BML = log_word_BLV.mT.gather(1, target_BM[:, :, None].expand(-1, -1, L))
-is_forward_LL = torch.ones(L, L).triu(1).bool()
-score_BLL = torch.randn(B, L, L, generator=rng).masked_fill(~is_forward_LL, -1e9)
-log_E_BLL = score_BLL.log_softmax(-1)
-counts = {
-    "num_targets": torch.tensor([6, 4, 5]),
-    "num_states": torch.tensor([24, 20, 9]),
-}
-
-loss_B = dag_loss(log_P_BML, log_E_BLL, **counts)
-print(*(f"{nats:.1f}" for nats in loss_B), "nats")
-
-# %% mystnb={"code_prompt_show": "Checked: the same with DA-Transformer's arguments, and in log space"} tags=["hide-cell", "check"]
-same_B = torch_dag_loss(
-    log_P_BML, log_E_BLL, counts["num_states"], counts["num_targets"]
-)
-torch.testing.assert_close(-same_B, loss_B)
-exact_B = dag_log_likelihood(log_P_BML, log_E_BLL, *counts.values(), "vectorized")
-torch.testing.assert_close(-exact_B, loss_B, rtol=1e-5, atol=0)
-
-# %% [markdown]
-# `torch_dag_loss` beside it has the name, arguments and sign of the function in
-# DA-Transformer's repository, so that one import replaces the other. The recorded
-# times of both were measured in one process on one thread with `python -m
-# exlm_lab.bench dag --extra-backend DA-Transformer`, where the last word is the
-# path of a checkout. They compare with that function, which is PyTorch, on a CPU;
-# DA-Transformer's own CUDA kernel was not timed:
-
-# %% tags=["hide-input"]
-records = json.loads(Path("../book/results/bench-drop-in.json").read_text())
-ms = {(tuple(r["shape"]), r["backend"]): r["median_ms"] for r in records}
-theirs = next(name for _, name in ms if "DA-Transformer" in name)
-rows = [
-    {"B, M, L": ", ".join(map(str, shape)), "torch_dag_loss, ms": ms[shape, theirs]}
-    | {"dag_loss, ms": ms[shape, "native"]}
-    | {"times as fast": ms[shape, theirs] / ms[shape, "native"]}
-    for shape in dict.fromkeys(shape for shape, _ in ms)
-]
-pd.DataFrame(rows).set_index("B, M, L").round(1)
-
+by_bytes = least_bytes(64, 77, 308) / 4.8e12
+assert by_bytes < 14e-6 and 2 * least_multiply_adds(64, 77, 308) / 67e12 < by_bytes
+assert 200 < barriers_of_sweep(77, 308) < 250
 
 # %% [markdown]
 # ## Summary
@@ -1205,29 +1082,23 @@ pd.DataFrame(rows).set_index("B, M, L").round(1)
 # - Taken in tiles of states, the programme is one matrix product per tile for all
 #   targets, and a small triangle. Edges are read once per sweep.
 # - One exponent per (target, tile) removes the limit on length. What underflow may
-#   still take is bounded by a lift; rows that fail the bound are redone in log
+#   still remove is bounded by a lift; rows that fail the bound are redone in log
 #   space. Comparing the two sweeps would prove nothing.
 # - Compiled on first use, the backend is an operator of PyTorch with gradients,
 #   shapes and a place in compiled graphs, and gives the same bits for any number of
 #   threads.
 # - Independent work becomes blocks, dependent work a staircase of warps. The same
 #   source runs on a CPU as fibers, where missing barriers show.
-# - The floor at the paper's shape is below 14 µs on an H200, by its data sheet.
 #
 # ## Exercises
 #
-# **1. Beta for nothing.** The kernels have no code for $\beta$: a block of the
+# **1. Beta without code.** The kernels have no code for $\beta$: a block of the
 # other direction reads the graph from its end. Use `sweep` and `read_backwards` to
 # compute the posteriors of the states of one sentence. Remember that $\beta$ leaves
 # out the state's own emission.
 
 
-# %%
-def state_posteriors(log_P_BML, log_E_BLL, num_targets_B, num_states_B):
-    """P(target i comes from state u) of one sentence, (M, L)."""
-    ...  # your turn
-
-
+# %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_posteriors(answer):
     graph = random_graph(6, 20, seed=7)
     posterior_ML = answer(*graph)
@@ -1237,6 +1108,15 @@ def judge_posteriors(answer):
     return (
         "right" if torch.allclose(posterior_ML, judge_ML) else "not the posteriors"
     )
+
+
+assert judge_posteriors(lambda *graph: None) == "not yet"
+
+
+# %%
+def state_posteriors(log_P_BML, log_E_BLL, num_targets_B, num_states_B):
+    """P(target i comes from state u) of one sentence, (M, L)."""
+    ...  # your turn
 
 
 judge_posteriors(state_posteriors)
@@ -1258,7 +1138,6 @@ def state_posteriors(*graph, tile=5):
 
 assert judge_posteriors(state_posteriors) == "right"
 
-
 # %% [markdown]
 # **2. Which tile?** For $M$ targets, $L$ states and a tile, count the steps that
 # wait for each other if the triangle is walked target by target, and if it is
@@ -1266,18 +1145,22 @@ assert judge_posteriors(state_posteriors) == "right"
 # and which a block of 256 threads?
 
 
-# %%
-def waiting_steps(M, L, tile):
-    """Steps target by target, and steps column by column."""
-    ...  # your turn
-
-
+# %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_steps(answer):
     found = {tile: answer(77, 308, tile) for tile in (8, 32)}
     if found[8] is None:
         return "not yet"
     is_right = found == {8: (3003, 312), 32: (770, 320)}
     return "right" if is_right else "count the tiles, then the steps in each"
+
+
+assert judge_steps(lambda M, L, tile: None) == "not yet"
+
+
+# %%
+def waiting_steps(M, L, tile):
+    """Steps target by target, and steps column by column."""
+    ...  # your turn
 
 
 judge_steps(waiting_steps)

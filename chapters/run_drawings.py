@@ -50,7 +50,7 @@ def draw_device_hours(
         xlabel="sustained operations per second (FLOP/s)",
         ylabel="hours of one device",
     )  # fmt: skip
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.22), ncols=3, fontsize=9)
+    ax.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2, fontsize=8)
 
 
 BESIDE = 0.06

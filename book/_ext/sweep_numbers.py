@@ -29,6 +29,8 @@ from exlm_lab.experiments.records import DOWNSTREAM, EMPTY, by_seed, grid, shown
 from exlm_lab.experiments.scorecard import Score, scorecard
 from exlm_mini.config.checks import UserError
 
+NUMBERS = 5
+"""Columns of numbers that fit beside a name."""
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
@@ -87,11 +89,31 @@ def sweep_page(name: str) -> str:
 
 
 def _in_a_section(text: str) -> str:
-    """In a section of a page: headings as bold lines, tables that scroll rather than wrap."""
+    """In a section of a page: headings as bold lines, tables as wide as the page."""
     text = re.sub(r"^## (?:Input: )?(.*)$", r"**\1**", text, flags=re.M)
-    return re.sub(
-        r"((?:^\|.*\n)+)", "```{table}\n:class: numbers\n\n\\1```\n", text, flags=re.M
-    )
+    return re.sub(r"((?:^\|.*\n)+)", _as_wide_as_the_page, text, flags=re.M)
+
+
+def _as_wide_as_the_page(table: re.Match[str]) -> str:
+    """What a claim compares stands below it; a table of many numbers is cut into several."""
+    lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table[1].splitlines()]
+    head, _, *rows = [[cell.strip() for cell in line] for line in lines]
+    if head[0] == "claim":
+        parts = [
+            ("dense claims", [head[:-1], *([f"{r[0]} `{r[-1]}`", *r[1:-1]] for r in rows)])
+        ]
+    else:
+        parts = [
+            ("numbers", [[row[0], *row[at : at + NUMBERS]] for row in (head, *rows)])
+            for at in range(1, len(head), NUMBERS)
+        ]
+    return "\n".join(_table(name, *part) for name, part in parts)
+
+
+def _table(name: str, head: list[str], *rows: list[str]) -> str:
+    """A table of Markdown with a class."""
+    lines = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+    return "\n".join((f"```{{table}}\n:class: {name}\n", *lines, "```\n"))
 
 
 @cache

@@ -15,7 +15,7 @@ from exlm_mini.plot.style import COLORS, save_figure, use_book_style
 ARMS = {
     "exlm": ("ExLM", COLORS["exlm"], "o"),
     "late": ("ExLM, expanded late", COLORS["mask"], "s"),
-    "uniform": ("mixture of states", COLORS["second"], "^"),
+    "uniform": ("states without edges", COLORS["second"], "^"),
     "ctc": ("CTC", "0.45", "v"),
     "mlm++": ("MLM of equal cost", COLORS["mlm"], "D"),
 }

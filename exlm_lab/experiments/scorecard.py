@@ -57,7 +57,7 @@ SCORECARD = {
     ),
     "states-alone": Row(
         "§5.3, Table 2",
-        "bits of both digits of a ring, hidden together, at equal steps: states without links "
+        "bits of both digits of a ring, hidden together, at equal steps: states without edges "
         "against MLM (in the ladder they save nothing)",
         "ExLM's states alone beat an MLM",
     ),

@@ -41,7 +41,7 @@ COLUMNS = {
     "total_correlation_bits": ("total correlation, bits", 2),
     "bits_per_row": ("bits per row", 3),
     "captured_bits": ("captured bits per row", 3),
-    "linked_bits": ("won by links, bits", 3),
+    "linked_bits": ("links win, bits", 3),
     "bits_per_mask": ("bits per mask", 3),
     "validation_bits_per_mask": ("bits per masked copy", 3),
     "entropy_bits": ("entropy, bits", 3),

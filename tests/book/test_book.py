@@ -164,6 +164,8 @@ def test_a_page_is_whole_in_both_themes_and_on_a_phone(open_page, book, name):
                 assert contrast(page, selector) > 4.5, (theme, selector)
     page.set_viewport_size(PHONE)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    figures = page.locator("article figure:not(.pipeline) img, article div.cell_output img")
+    assert figures.evaluate_all("all => all.every(i => i.width < innerWidth)")
 
 
 @pytest.mark.parametrize("name", PAGES)

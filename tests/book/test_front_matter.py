@@ -26,7 +26,7 @@ import sweep_numbers  # noqa: E402
 
 PAGES = {
     name: (BOOK / f"{name}.md").read_text()
-    for name in ("course", "intro", "notation", "reproduction", "running")
+    for name in ("course", "glossary", "intro", "notation", "reproduction", "running")
 }
 RUN_FILES = [
     p

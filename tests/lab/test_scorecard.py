@@ -102,13 +102,13 @@ def test_a_row_says_whether_it_was_planned_its_seeds_and_the_aids(results):
     evidence = {s.text: s.evidence for s in scorecard.scorecard(results)}
     assert {
         "Lost words cost more than [MASK] does": "planned, primary; 10 of 10 seeds",
-        "Its transitions do that": "planned, primary; 10 of 10 seeds; both aids",
-        "ExLM wins on molecules": "planned; 5 of 5 seeds; both aids",
-        "Its states alone beat an MLM": "unplanned; 5 of 5 seeds; both aids",
-        "ExLM wins at equal cost on English": "sweep; 3 of 3 seeds; both aids",
+        "ExLM's transitions do this": "planned, primary; 10 of 10 seeds; both aids",
+        "ExLM is ahead on molecules": "planned; 5 of 5 seeds; both aids",
+        "ExLM's states alone beat an MLM": "unplanned; 5 of 5 seeds; both aids",
+        "ExLM is ahead at equal cost on English": "sweep; 3 of 3 seeds; both aids",
         "Uncertainty rises with the lost words": "sweep; 3 of 3 seeds",
         "2D RoPE matters": "planned, primary; 10 of 10 seeds; chains alone",
-        "ExLM needs no help to leave the symmetric start":
+        "ExLM needs no start-up aids to leave the symmetric start":
             "planned, primary; 5 of 5 seeds; no aids against both aids",
     }.items() <= evidence.items()  # fmt: skip
 
