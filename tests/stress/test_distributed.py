@@ -207,7 +207,7 @@ def test_a_request_to_one_process_stops_all_at_one_step(two):
 def test_a_disk_full_for_the_first_process_ends_all_in_one_line(two):
     first, second = seen(two, "full")
     assert first["error"] == second["error"]
-    assert "10 are free" in first["error"]
+    assert "no space left" in first["error"]
 
 
 # ---- the command, under torchrun ----
