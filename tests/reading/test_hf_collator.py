@@ -107,7 +107,6 @@ def test_a_collator_survives_copies_and_workers(name, strategy, exported):
             ValueError,
             "no meaning with strategy",
         ),
-        ({"strategy": "slots"}, ValueError, "needs the positions"),
         ({"strategy": "words"}, UserError, "masking.strategy"),
         ({"strategy": "spans", "span_length": 0}, UserError, "masking.span_length"),
         ({"strategy": "spans", "mask_ratio": 1.5}, UserError, "masking.mask_ratio"),
