@@ -35,8 +35,9 @@ def evaluate(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> dict[str,
         ``rmse`` and ``mae``, in their units, ``r2``, ``pearson`` and ``spearman``; of several
         ``rmse NAME`` and ``r2 NAME``, and ``r2``, their mean. ``labels``: ``roc_auc``, the mean
         over the tasks counted, and ``num_tasks``, their number. ``mixed``: ``rmse NAME`` and ``r2
-        NAME``, or ``roc_auc NAME``, and ``score``, the mean of the ``r2`` and ``roc_auc``.
-        Undefined correlations, such as that of a constant prediction, are 0.
+        NAME``, or ``roc_auc NAME`` where there are both answers, and ``score``, the mean of the
+        ``r2`` and ``roc_auc``. Undefined correlations, such as that of a constant prediction, are
+        0.
     """
     from sklearn import metrics
 
@@ -46,12 +47,7 @@ def evaluate(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> dict[str,
         return {"roc_auc": auc, "num_tasks": float(num_tasks)}
     if task.kind in ("numbers", "mixed"):
         columns = zip(task.is_number, scores_RC.T, labels.T, strict=True)
-        each = [
-            _of_numbers(*pair)
-            if is_number
-            else {"roc_auc": mean_roc_auc(*(column[:, None] for column in pair))[0]}
-            for is_number, *pair in columns
-        ]
+        each = [_of_numbers(*p) if is_number else _of_labels(*p) for is_number, *p in columns]
         if len(each) == 1:
             return each[0]
         named = zip(task.classes, each, strict=True)
@@ -84,6 +80,13 @@ def _of_numbers(scores_R: np.ndarray, labels_R: np.ndarray) -> dict[str, float]:
         "pearson": _quietly(lambda: stats.pearsonr(*pair).statistic),
         "spearman": _quietly(lambda: stats.spearmanr(*pair).statistic),
     }
+
+
+def _of_labels(scores_R: np.ndarray, labels_R: np.ndarray) -> dict[str, float]:
+    """The metric of one yes-no answer; none where all are equal."""
+    if len(np.unique(labels_R[~np.isnan(labels_R)])) < 2:
+        return {}
+    return {"roc_auc": mean_roc_auc(scores_R[:, None], labels_R[:, None])[0]}
 
 
 def mean_roc_auc(scores_RC: np.ndarray, labels_RC: np.ndarray) -> tuple[float, int]:

@@ -114,6 +114,9 @@ def test_numbers_and_yes_no_answers_are_scored_each_by_its_own_measure():
         "rmse logS": first["rmse"], "r2 logS": first["r2"], "roc_auc toxic": 0.5,
         "score": pytest.approx((first["r2"] + 0.5) / 2),
     }  # fmt: skip
+    labels[0, 1] = 1.0  # yes alone has no curve
+    del out["roc_auc toxic"]
+    assert metrics.evaluate(MIXED, scores, labels) == out | {"score": first["r2"]}
 
 
 @pytest.mark.parametrize(("value", "num_rows"), [(-3.5, 2), (0.0, 9)])
