@@ -55,24 +55,21 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
         minutes: to train for, in place of ``train.steps``. A run that goes on has the steps that
             its start has counted.
     """
-    from exlm_mini.config.recipes import stored_config
     from exlm_mini.data.corpus import prepare_corpus
     from exlm_mini.reading.summary import summarise
     from exlm_mini.training.cost import check_spread
     from exlm_mini.training.run_directory import (
         CONFIG,
+        as_begun,
         changed_settings,
         locked_directory,
-        settled_precision,
     )
 
     with ExitStack() as lock:
         with engine.together():
-            if minutes is not None and (output / CONFIG).is_file():
-                steps, minutes = stored_config(output / CONFIG).train.steps, None
-                config = replace(config, train=replace(config.train, steps=steps))
             check_spread(config, engine.world_size)
-            config = settled_precision(output, config, engine.device)
+            is_begun = (output / CONFIG).is_file()
+            config = as_begun(output, config, engine.device, minutes is not None)
             if engine.is_main:
                 lock.enter_context(locked_directory(output, say))
                 changed_settings(output, config)  # before the data are read
@@ -80,7 +77,7 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
         corpus = engine.in_turn(
             prepare_corpus, config.data, output / "data", config.seed, engine.tell
         )
-        if minutes is not None:
+        if minutes is not None and not is_begun:
             steps = _steps_in(minutes, config, corpus, output, engine)
             config = replace(config, train=replace(config.train, steps=steps))
         with requests_by_signal(engine.tell) as requests:

@@ -91,16 +91,22 @@ def _take(lock: int, seconds: float = 2.0) -> None:
             time.sleep(0.1)
 
 
-def settled_precision(path: Path, config: RunConfig, device: torch.device) -> RunConfig:
-    """The settings with a definite precision: for a run that goes on, that of its start."""
+def as_begun(
+    path: Path, config: RunConfig, device: torch.device, is_timed: bool = False
+) -> RunConfig:
+    """The settings with a definite precision: for a run that goes on, that of its start, and if it
+    was asked for minutes, the steps that its start has counted."""
     from exlm_mini.training.processes import with_precision
 
     if config.train.precision == "fp16" and device.type == "cpu":
         raise UserError("train.precision fp16 needs a GPU; on a CPU use auto, bf16 or fp32")
-    if config.train.precision == "auto" and os.path.isfile(path / CONFIG):
-        precision = stored_config(path / CONFIG).train.precision
-        config = replace(config, train=replace(config.train, precision=precision))
-    return with_precision(config, device)
+    train = config.train
+    if (path / CONFIG).is_file():
+        old = stored_config(path / CONFIG).train
+        if train.precision == "auto":
+            train = replace(train, precision=old.precision)
+        train = replace(train, steps=old.steps) if is_timed else train
+    return with_precision(replace(config, train=train), device)
 
 
 def changed_settings(path: Path, config: RunConfig) -> list[str]:

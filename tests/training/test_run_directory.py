@@ -24,11 +24,11 @@ from exlm_mini.training import run_directory
 from exlm_mini.training.run_directory import (
     FREE_SETTINGS,
     MetricsLog,
+    as_begun,
     changed_settings,
     locked_directory,
     read_metrics,
     settle,
-    settled_precision,
 )
 
 HOLDER = (
@@ -120,10 +120,10 @@ def test_settings_are_written_once_and_then_compared(tmp_path):
 
 def test_a_run_goes_on_in_the_precision_of_its_start(tmp_path):
     device = torch.device("cpu")
-    assert settled_precision(tmp_path, CONFIG, device).train.precision == "fp32"
+    assert as_begun(tmp_path, CONFIG, device).train.precision == "fp32"
     settled(tmp_path, with_train(precision="bf16"))
-    assert settled_precision(tmp_path, CONFIG, device).train.precision == "bf16"
-    asked = settled_precision(tmp_path, with_train(precision="fp32"), device)
+    assert as_begun(tmp_path, CONFIG, device).train.precision == "bf16"
+    asked = as_begun(tmp_path, with_train(precision="fp32"), device)
     told(lambda: changed_settings(tmp_path, asked), "train.precision: bf16 -> fp32")
 
 
