@@ -96,17 +96,25 @@ def test_the_clone_embedding_reaches_states_and_layers_above_a_late_expansion(ex
     assert torch.equal(is_clone_BT, expected_BT) and expected_BT.any() == (expand_at > 0)
 
 
+SHORT_WITH_MASKS = masked_rows([BOS, -6, -7, -8, EOS], [BOS, *[9] * 8, EOS])
+"""The padding of the first row would begin behind the longest expanded row."""
+
+
+@pytest.mark.parametrize("batch", [BATCH, SHORT_WITH_MASKS])
 @pytest.mark.parametrize("boundary", ["official", "paper"])
-def test_a_token_has_the_state_of_its_first_clone(boundary):
-    model, ids_BN = make_model(boundary=boundary).eval(), BATCH.masked_ids_BN
+def test_a_token_has_the_state_of_its_first_clone(boundary, batch):
+    model, ids_BN = make_model(boundary=boundary).eval(), batch.masked_ids_BN
     kind = (model.config.states_per_mask, boundary, model.special_ids)
     expanded, _ = expand_masks(ids_BN, ids_BN == model.special_ids.mask, ids_BN, *kind)
     hidden_BTD = model.encoder(*expanded)
     is_first_BT = (expanded.clone_BT <= 1) & expanded.is_real_BT
     state_BND = token_states(model, ids_BN)
     assert_same(state_BND[ids_BN != PAD], hidden_BTD[is_first_BT])
+
+
+def test_a_token_has_the_state_of_its_first_copy():
     repeated = make_model(MaskedLM).eval()
-    row_1N = ids_BN[1:2, :4]
+    row_1N = BATCH.masked_ids_BN[1:2, :4]
     copies_1TD = repeated.encode(row_1N.repeat_interleave(3, dim=1))
     assert_same(token_states(repeated, row_1N, 3), copies_1TD[:, ::3])
 
