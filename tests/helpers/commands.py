@@ -36,6 +36,14 @@ def main_of(command):
     return importlib.import_module(f"{package}.{command}").main
 
 
+def dry_run(capsys, *arguments):
+    """What ``pretrain --dry-run`` prints, by the name of each line, and what it says besides."""
+    code, out, err = ended(capsys, main_of("pretrain"), *arguments, "--dry-run")
+    assert code == 0, err
+    lines = out.replace("\n" + 19 * " ", " ").splitlines()
+    return {line[:18].strip(): line[18:].strip() for line in lines}, err
+
+
 def contents(folder):
     """Every file below a folder with its bytes, every folder; not a lock, which holds a pid."""
     return {

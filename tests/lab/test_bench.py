@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from commands import fails
 from torch.autograd import DeviceType
 
 from exlm_lab import bench
@@ -136,10 +137,7 @@ def test_a_backend_of_somebody_else_is_timed_and_judged(counts, tmp_path):
     ],
 )
 def test_a_mistake_is_told_in_one_line(line, words, capsys):
-    assert bench.main(line.split()) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1, err
-    assert all(word in err for word in words), err
+    fails(capsys, bench.main, *line.split(), parts=words)
 
 
 def test_a_record_that_is_being_written_is_no_change_of_the_code(monkeypatch, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import fails
 
 import exlm_mini
 from exlm_mini.config.options import parse
@@ -161,10 +162,8 @@ def test_a_run_from_another_that_is_cut_off_ends_with_the_same_bits(mlm, step, t
 def test_what_cannot_be_gone_on_from_is_one_line(grown, mlm, settings, words, tmp_path, capsys):
     names = {"grown": grown, "nowhere": tmp_path / "nowhere"}
     words_given = [word.format(**names) for word in settings.split()]
-    command = [*SETTINGS, "--from", str(mlm), "--output", str(tmp_path / "run"), *words_given]
-    assert main(command) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert words in line
+    command = [*SETTINGS, "--from", mlm, "--output", tmp_path / "run", *words_given]
+    fails(capsys, main, *command, parts=[words])
     assert not list((tmp_path / "run").glob("c*"))  # a corrected command can follow
 
 

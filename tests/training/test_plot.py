@@ -9,6 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pytest
+from commands import fails
 
 from exlm_mini.plot import main
 from exlm_mini.plot.curves import draw, read
@@ -125,7 +126,5 @@ def test_a_mistake_is_told_in_one_line(tmp_path, monkeypatch, capsys, run, outpu
     write_log(tmp_path / "run")
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "metrics.jsonl").touch()
-    assert main([run, "--output", output]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and words in err
+    fails(capsys, main, run, "--output", output, parts=[words])
     assert {path.name for path in tmp_path.iterdir()} == {"run", "new"}

@@ -5,7 +5,7 @@ import re
 import shlex
 
 import pytest
-from commands import ended, fails
+from commands import dry_run, fails
 
 from exlm_mini import prepare
 from exlm_mini.config import DataConfig
@@ -180,14 +180,6 @@ def test_every_command_of_a_header_is_understood(name, tmp_path, monkeypatch):
 
 
 # ---- dry runs ----
-
-
-def dry_run(capsys, *arguments):
-    """The lines of a dry run by their name, and what it said besides."""
-    code, out, err = ended(capsys, main, *arguments, "--dry-run")
-    assert code == 0
-    lines = out.replace("\n" + 19 * " ", " ").splitlines()
-    return {line[:18].strip(): line[18:].strip() for line in lines}, err
 
 
 @pytest.mark.parametrize("name", FULL)
