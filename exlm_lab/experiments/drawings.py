@@ -89,7 +89,7 @@ def pictures(results: Path, output: Path) -> None:
     figure, ax = plt.subplots(figsize=(6.2, 3.4))
     draw_ladder(ax, runs("ladder", results))
     save_figure(figure, output / "ladder-study-slots.svg")
-    figure, ax = plt.subplots(figsize=(11, 7.5))
+    figure, ax = plt.subplots(figsize=(11, 8.2))
     draw_scorecard(ax, scorecard(results))
     save_figure(figure, output / "scorecard.svg")
 

@@ -74,9 +74,10 @@ _LINKS = Experiment(
     _grown("links", tuple(PARTS), {}, **_MOLECULES) + grid(_FROM_THE_START, **_MOLECULES),
     (
         Claim("Grown, ExLM wins bits of molecules at equal cost",
-              _BITS, "exlm", "mlm", -1, 0.3, is_primary=True),
+              _BITS, "exlm", "mlm", -1, 0.3, is_primary=True, id="grown-cost"),
         Claim("In one pass it fills in more molecules that can be read",
-              "readable_at_once_best_of_16", "exlm", "mlm", 1, 0.02, is_primary=True),
+              "readable_at_once_best_of_16", "exlm", "mlm", 1, 0.02, is_primary=True,
+              id="grown-readable"),
         Claim("Links win bits that states alone do not",
               _BITS, "exlm", "uniform", -1, 0.3, is_primary=True),
         Claim("States without links lose bits against an MLM of their cost",
