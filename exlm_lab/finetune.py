@@ -299,8 +299,12 @@ def _tune(
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to go on."""
-    argv = sys.argv[1:] if argv is None else argv
-    return exit_code(lambda: 0 if run(parse(argv)) else INTERRUPTED)
+
+    def command() -> int:
+        request = parse(sys.argv[1:] if argv is None else argv)
+        return 0 if run(request) else INTERRUPTED
+
+    return exit_code(command)
 
 
 if __name__ == "__main__":

@@ -126,16 +126,13 @@ def _encode(
         kind = "labels" if is_yes_no else "numbers" if is_numeric else "classes"
     elif kind == "classes" and is_yes_no and not classes:
         kind = "labels"
-    if kind == "classes":
-        if not classes:
-            there = [word for word, is_one in zip(words, is_there, strict=True) if is_one]
-            classes = tuple(sorted(set(there), key=lambda word: (_number(word), word)))
-            numbers = np.array([classes.index(w) if w else np.nan for w in words], float)
-        codes = np.where(np.isin(numbers, range(len(classes))), numbers, np.inf)
-    elif kind == "labels":
-        codes = np.where(np.isin(numbers, (0, 1)), numbers, np.inf)
-    else:
-        codes = np.where(is_number, numbers, np.inf)
+    if kind == "classes" and not classes:
+        there = [word for word, is_one in zip(words, is_there, strict=True) if is_one]
+        classes = tuple(sorted(set(there), key=lambda word: (_number(word), word)))
+        numbers = np.array([classes.index(w) if w else np.nan for w in words], float)
+    if kind != "numbers":
+        is_number = np.isin(numbers, range(len(classes) if kind == "classes" else 2))
+    codes = np.where(is_number, numbers, np.inf)
     codes = np.append(np.where(is_there, codes, np.nan), np.nan)  # -1 is None or nan
     labels_R = codes[indices]
     what = {"labels": "0, 1 or nothing", "numbers": "a number or nothing"}

@@ -243,8 +243,8 @@ def notes(record: dict[str, Any]) -> list[str]:
         lines.append(f"tokens that are [UNK]: {', '.join(shares)}")
     lines += [f"{text} {100 * known[n]:.1f}" for n, text in ACCURACIES.items() if n in known]
     if record["baselines"]:
-        over = f"{record['report'].removesuffix('-sd')} of {len(record['seeds'])} seeds"
-        lines.append(f"the table has the {record['part']} rows, {over}")
+        over = f"{record['report'].removesuffix('-sd')} of {len(record['seeds'])}"
+        lines.append(f"reached on the {record['part']} rows, {over}")
     if record["changed"]:
         lines.append(f"not the recipe's: {', '.join(record['changed'])}")
     if record["part"] == "validation":

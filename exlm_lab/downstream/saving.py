@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from exlm_lab.downstream.prepared import Problem
 from exlm_mini.config.checks import UserError
 from exlm_mini.export import CLASSES, REMOTE_CODE
+from exlm_mini.hf import tokenizer_for
 from exlm_mini.reading.runs import fine_tuning
 from exlm_mini.reading.trained import Trained
 
@@ -92,12 +92,11 @@ def save_model(
     }
     model.config.auto_map = {auto: f"modeling_exlm.{name}" for auto, name in CLASSES.items()}
     model.save_pretrained(directory)
-    shutil.copyfile(pretrained.path / "tokenizer.json", directory / "tokenizer.json")
+    tokenizer = tokenizer_for(pretrained.tokenizer, pretrained.config.longest_text(num_columns))
     cleaning = problem.notes.get("cleaning", {})
-    fields = json.loads((pretrained.path / "tokenizer_config.json").read_text()) | {
-        **({"cleaning": cleaning} if any(cleaning.values()) else {}),
+    tokenizer.init_kwargs |= {
         "auto_map": {"AutoTokenizer": [None, "modeling_exlm.ExLMTokenizer"]},
-        "model_max_length": pretrained.config.longest_text(num_columns),
+        **({"cleaning": cleaning} if any(cleaning.values()) else {}),
     }
-    (directory / "tokenizer_config.json").write_text(json.dumps(fields, indent=2) + "\n")
+    tokenizer.save_pretrained(directory)
     (directory / "modeling_exlm.py").write_text(REMOTE_CODE)
