@@ -34,6 +34,14 @@ def data_dir() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def packs(tmp_path_factory):
+    """Rows of different length, to learn from and to validate with."""
+    from workers import make_packs
+
+    return make_packs(tmp_path_factory.mktemp("packs"))
+
+
 @pytest.fixture(autouse=True)
 def _own_number_of_threads():
     """A command that an earlier test ran in this process may have set another."""

@@ -86,6 +86,19 @@ def make_packs(directory):
     return packs
 
 
+def make_trainer(config, packs, output):
+    """Of a run in this process."""
+    output.mkdir(parents=True, exist_ok=True)
+    return Trainer(config, *packs, output)
+
+
+def losses(trainer):
+    """Those of all steps of its run."""
+    found = []
+    trainer.run(lambda progress: found.append(progress.loss))
+    return found
+
+
 def digest(model):
     """sha256 of the weights, as this process has them."""
     data = b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())

@@ -21,7 +21,6 @@ from workers import (
     Witness,
     changed,
     copy_checkpoints,
-    make_packs,
 )
 
 from exlm_mini.config import SpecialIds
@@ -72,11 +71,6 @@ def two(tmp_path_factory):
     code, _, err = finished(torchrun(2, WORKERS, "trainings", directory))
     assert code == 0, err
     return directory
-
-
-@pytest.fixture(scope="module")
-def packs(tmp_path_factory):
-    return make_packs(tmp_path_factory.mktemp("packs"))
 
 
 def run_alone(config, packs, output):

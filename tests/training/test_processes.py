@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from workers import changed, make_packs
+from workers import changed, losses, make_trainer
 
 from exlm_mini.config import SpecialIds, TrainConfig
 from exlm_mini.config.checks import UserError
@@ -21,29 +21,12 @@ from exlm_mini.training.parts import make_masker, make_model, score
 from exlm_mini.training.processes import Engine, start_engine
 from exlm_mini.training.run_directory import read_metrics
 from exlm_mini.training.step import make_batches
-from exlm_mini.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 LAUNCHED = {
     "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
     "MASTER_ADDR": "localhost",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def packs(tmp_path_factory):
-    return make_packs(tmp_path_factory.mktemp("packs"))
-
-
-def make_trainer(config, packs, output):
-    output.mkdir(exist_ok=True)
-    return Trainer(config, *packs, output)
-
-
-def losses(trainer):
-    found = []
-    trainer.run(lambda progress: found.append(progress.loss))
-    return found
 
 
 # ---- which processes there are ----

@@ -8,12 +8,11 @@ import copy
 import itertools
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
-from workers import make_packs
+from workers import make_trainer
 
 from exlm_lab.downstream.grid import TUNING as RECIPES
 from exlm_lab.downstream.settings import TuneConfig
@@ -21,7 +20,6 @@ from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, TrainConfig
 from exlm_mini.config.recipes import load_recipe
 from exlm_mini.training.parts import score
 from exlm_mini.training.run_directory import read_metrics
-from exlm_mini.training.trainer import Trainer
 
 # Typed from the paper: rate, batch, epochs, warm-up share.
 FIXED = ({5e-5}, {32}, {3}, {0.06})
@@ -66,14 +64,6 @@ CHAIN_SHARES = [1, 1, 2 / 3, 0, 0, 0]
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 
 
-# ---- what is trained ----
-
-
-@pytest.fixture(scope="module")
-def packs(tmp_path_factory):
-    return make_packs(tmp_path_factory.mktemp("packs"))
-
-
 def changed(config: RunConfig, **settings) -> RunConfig:
     """Settings by dotted name, ``.`` written ``__``."""
     for name, value in settings.items():
@@ -81,11 +71,6 @@ def changed(config: RunConfig, **settings) -> RunConfig:
         inner = replace(getattr(config, group), **{field: value}) if field else value
         config = replace(config, **{group: inner})
     return config
-
-
-def make_trainer(config: RunConfig, packs, output: Path) -> Trainer:
-    output.mkdir(parents=True, exist_ok=True)
-    return Trainer(config, *packs, output)
 
 
 # ---- AdamW ----

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import workers
-from workers import SMALL, STEPS, VOCAB_SIZE, make_packs
+from workers import SMALL, STEPS, VOCAB_SIZE, losses, make_trainer
 
 from exlm_mini.config import (
     DataConfig,
@@ -32,19 +32,12 @@ from exlm_mini.training.parts import (
     score,
 )
 from exlm_mini.training.run_directory import read_metrics
-from exlm_mini.training.trainer import Trainer
 
 SPECIAL = SpecialIds()
 CPU = torch.device("cpu")
 OBJECTIVES = ("mlm", "repeated-mlm", "exlm")
 MODEL = replace(SMALL, num_layers=1)
 TRAIN = replace(workers.TRAIN, micro_batch_size=None)
-
-
-@pytest.fixture(scope="module")
-def packs(tmp_path_factory):
-    """Rows of different length, to learn from and to validate with."""
-    return make_packs(tmp_path_factory.mktemp("packs"))
 
 
 def make_config(objective="exlm", model=None, train=None, masking=None, seed=1):
@@ -55,11 +48,6 @@ def make_config(objective="exlm", model=None, train=None, masking=None, seed=1):
         train=replace(TRAIN, **(train or {})),
         seed=seed,
     )
-
-
-def make_trainer(config, packs, output):
-    output.mkdir(parents=True, exist_ok=True)
-    return Trainer(config, *packs, output)
 
 
 def losses_and_gradients(config, packs, output):
@@ -152,17 +140,11 @@ def test_what_is_watched_stands_in_the_line_of_its_validation_and_can_end_the_ru
 # ---- determinism ----
 
 
-def losses(config, packs, output):
-    found = []
-    make_trainer(config, packs, output).run(lambda p: found.append(p.loss))
-    return found
-
-
 def test_the_seed_decides_the_losses(packs, tmp_path):
     runs = []
     for number, seed in enumerate((1, 1, 2)):
         torch.manual_seed(number)
-        runs.append(losses(make_config(seed=seed), packs, tmp_path / str(number)))
+        runs.append(losses(make_trainer(make_config(seed=seed), packs, tmp_path / str(number))))
     assert runs[0] == runs[1]
     assert not set(runs[0]) & set(runs[2])
 
@@ -314,7 +296,7 @@ def test_bf16_trains_on_a_cpu(packs, tmp_path):
     runs = {}
     for precision in ("fp32", "bf16"):
         config = make_config(train={"precision": precision})
-        runs[precision] = losses(config, packs, tmp_path / precision)
+        runs[precision] = losses(make_trainer(config, packs, tmp_path / precision))
     assert all(map(math.isfinite, runs["bf16"]))
     assert runs["bf16"] == pytest.approx(runs["fp32"], rel=0.05)
     assert runs["bf16"] != runs["fp32"]
