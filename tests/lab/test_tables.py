@@ -220,10 +220,6 @@ def test_what_the_grid_asks_for_and_no_record_has_is_named(tmp_path, monkeypatch
     text = tables.report("repeated-mlm", tmp_path)
     assert "1 of 42 records missing: toy-p0.0225-k1 seed 1." in text
     assert text.endswith("41 records, made on cpu at commit 0123456 in 41 minutes.")
-    nothing = runs("nothing", tmp_path)
-    assert tables.missing(nothing, cells)[0].endswith("and 36 more.")
-    seven = [replace(cells[0], seeds=tuple(range(7)))]
-    assert tables.missing(nothing, seven)[0].endswith("seed 5 and 1 more.")
 
 
 def test_cells_stand_beside_the_papers_rows_and_are_compared_seed_by_seed(tmp_path):

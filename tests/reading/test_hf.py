@@ -290,7 +290,7 @@ def test_the_best_model_and_a_stopped_one_keep_their_chains(warm):
         ),
     ],
 )
-def test_a_head_is_drawn_and_the_encoder_loaded(kind, labels, runs, tmp_path):
+def test_a_head_is_drawn_and_the_encoder_loaded(kind, labels, runs):
     auto = getattr(transformers, f"AutoModelFor{kind}")
     tokenizer, model = opened(step(runs, "smiles"), auto, **(
         {} if kind == "QuestionAnswering" else {"num_labels": 3}
@@ -307,9 +307,6 @@ def test_a_head_is_drawn_and_the_encoder_loaded(kind, labels, runs, tmp_path):
     if kind == "QuestionAnswering":  # no answer begins or ends in padding
         assert max(out.start_logits[1, 3], out.end_logits[1, 3]) < -1e8
     assert all(p.grad is not None for p in model.heads.parameters())
-    model.save_pretrained(tmp_path)
-    again = auto.from_pretrained(tmp_path).eval()
-    assert torch.equal(again(ids)[0], model(ids)[0])
 
 
 def test_gradients_do_not_grow_with_accumulation(runs, tmp_path):

@@ -23,19 +23,13 @@ def test_every_command_says_what_it_does(capsys):
 def test_options_and_exit_code_are_those_of_the_command(capsys, tmp_path):
     assert main(["fill", "CC[MASK]", "--run", str(tmp_path / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err
+    assert main(["pretrian"]) == 2
+    assert "did you mean pretrain" in capsys.readouterr().err
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"exlm-mini {__version__}\n"
     with pytest.raises(SystemExit) as stopped:
         main(["prepare", "--help"])
     assert stopped.value.code == 0
-
-
-def test_a_mistyped_command_is_offered_the_nearest(capsys):
-    assert main(["pretrian"]) == 2
-    assert "did you mean pretrain" in capsys.readouterr().err
-
-
-def test_the_version_is_that_of_the_package(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"exlm-mini {__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -67,11 +61,6 @@ def test_another_word_is_near_to_nothing(typed):
     for known in (COMMANDS, recipe_names(), task_names(), ["train.steps", "data.kind"]):
         assert nearest(typed, known) == f"known: {', '.join(known)}"
         assert nearest(typed, known, "see --help") == "see --help"
-
-
-def test_two_dashes_are_no_value(capsys):
-    assert main(["fill", "CC[MASK]", "--top=--"]) == 2
-    assert "--top" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
