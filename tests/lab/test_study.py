@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from made_records import made_record, write
 from scipy import stats
 from tiny_runs import CELL, DATA
 
@@ -260,12 +261,7 @@ def test_a_run_ends_at_the_first_look_that_is_low_enough_wherever_it_was_stopped
 
 def store(folder, cell, seed=1, **changed):
     """A record of the tiny study."""
-    record = {
-        "sweep": "tiny", "cell": cell, "input": "toy", "seed": seed,
-        "objective": "mlm", "config": {}, "metrics": {}, "versions": {}, "curve": [], **changed,
-    }  # fmt: skip
-    (folder / "tiny").mkdir(exist_ok=True)
-    (folder / "tiny" / f"{cell}-{seed}.json").write_text(json.dumps(record))
+    write(folder, made_record("tiny", cell, seed, **changed))
 
 
 def test_a_run_that_never_gets_there_counts_in_no_claim(tiny, tmp_path, monkeypatch):

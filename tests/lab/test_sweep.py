@@ -8,6 +8,7 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 from commands import fails
+from made_records import made_record
 from refusals import told
 from tiny_runs import CELL, TASK
 
@@ -271,11 +272,8 @@ MLM = Cell("toy-mlm", "toy", "sweep/toy", CELL)
 def stored(folder, cell, **changed):
     """A record as a finished cell leaves it, as far as the ledger looks."""
     ledger = SweepLedger(folder, "ablations", Runner(folder / "work"))
-    record = {
-        "sweep": "ablations", "cell": cell.name, "input": cell.input, "seed": 1,
-        "version": ledgers.VERSION, "objective": "mlm", "config": plain(cell.config(1)),
-        "metrics": {}, "curve": [], "versions": {}, "downstream": None, **changed,
-    }  # fmt: skip
+    own = {"config": plain(cell.config(1)), "version": ledgers.VERSION}
+    record = made_record(**{"sweep": "ablations", "cell": cell.name, **own, **changed})
     path = ledger.path(cell, record["seed"])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record))

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_records import made_record, write
 from refusals import told
 from scipy import stats
 
@@ -24,21 +25,6 @@ FIGURE_4 = list(paper.printed_grid("Figure 4", "lost tokens, %"))
 """(p, k) of the 14 cells."""
 
 
-def made_record(sweep="repeated-mlm", cell="toy-exlm", seed=1, **changes):
-    """A record whose every number is known."""
-    record = {
-        "sweep": sweep, "cell": cell, "input": "toy", "seed": seed,
-        "settings": {}, "objective": "exlm", "paper": None, "curve": [],
-        "config": {
-            "masking": {"mask_ratio": 0.15, "num_copies": 1}, "train": {"steps": 400},
-            "model": {"states_per_mask": 4}, "data": {"kind": "toy", "grammar": "pairs"},
-        },
-        "metrics": {}, "downstream": None, "seconds": {"pretrain": 60.0},
-        "versions": {"device": "cpu", "commit": "0123456789"},
-    }  # fmt: skip
-    return record | changes
-
-
 def grid_record(p, k, seed, downstream, entropy):
     """A cell of Repeated MLM."""
     row = f"p={100 * p:.4g}%, k={k}"
@@ -49,16 +35,6 @@ def grid_record(p, k, seed, downstream, entropy):
         downstream={"task": "toy-inference", "metric": "accuracy", "test": downstream},
         paper={"table": "Figure 3", "row": row},
     )  # fmt: skip
-
-
-def write(directory, *made):
-    """Records as the sweep writes them."""
-    for record in made:
-        folder = directory / record["sweep"]
-        folder.mkdir(exist_ok=True)
-        name = f"{record['cell']}-seed{record['seed']}.json"
-        (folder / name).write_text(json.dumps(record))
-    return directory
 
 
 def whole_grid(seeds=(1, 2, 3), noise=0.0):

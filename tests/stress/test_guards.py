@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from glue_files import write_task
+from made_records import made_record
 from refusals import told
 from tiny_runs import DATA, tiny_run
 
@@ -23,8 +24,6 @@ from exlm_lab.downstream.squad import load_squad
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_lab.experiments import records
 from exlm_lab.experiments.records import read_lines, read_record
-from exlm_mini.config import RunConfig
-from exlm_mini.config.recipes import plain
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.files import write_json
 from exlm_mini.reading.trained import load, open_checkpoint
@@ -70,10 +69,7 @@ def places(tmp_path_factory) -> dict[str, Place]:
         content = json.dumps({"data": [{"paragraphs": [paragraph]}]})
         (home / f"{name}-v2.0.json").write_text(content)
     folder = write_task(home, "rte")
-    record = {
-        "sweep": "s", "cell": "c", "input": "toy", "seed": 1, "objective": "mlm",
-        "config": plain(RunConfig()), "metrics": {}, "curve": [], "versions": {},
-    }  # fmt: skip
+    record = made_record("s")
     (home / "record.json").write_text(json.dumps(record))
     (home / "s.jsonl").write_text(json.dumps(record) + "\n")
     parts, downstream = "exlm_mini.training.parts", "exlm_lab.downstream"

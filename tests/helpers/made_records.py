@@ -1,0 +1,28 @@
+"""Records of a sweep whose every number is known."""
+
+import json
+
+
+def made_record(sweep="repeated-mlm", cell="toy-exlm", seed=1, **changes):
+    """A record whose every number is known."""
+    record = {
+        "sweep": sweep, "cell": cell, "input": "toy", "seed": seed,
+        "settings": {}, "objective": "exlm", "paper": None, "curve": [],
+        "config": {
+            "masking": {"mask_ratio": 0.15, "num_copies": 1}, "train": {"steps": 400},
+            "model": {"states_per_mask": 4}, "data": {"kind": "toy", "grammar": "pairs"},
+        },
+        "metrics": {}, "downstream": None, "seconds": {"pretrain": 60.0},
+        "versions": {"device": "cpu", "commit": "0123456789"},
+    }  # fmt: skip
+    return record | changes
+
+
+def write(directory, *made):
+    """Records as the sweep writes them."""
+    for record in made:
+        folder = directory / record["sweep"]
+        folder.mkdir(exist_ok=True)
+        name = f"{record['cell']}-seed{record['seed']}.json"
+        (folder / name).write_text(json.dumps(record))
+    return directory
