@@ -34,7 +34,7 @@ from transformers import (
 from transformers.utils import logging
 
 import exlm_mini.hf as hf
-from exlm_lab.downstream.inputs import padded
+from exlm_lab.downstream.inputs import batch_of
 from exlm_lab.downstream.prepared import Part, Problem, identity_of
 from exlm_lab.downstream.saving import digest_of, intact_checkpoint
 from exlm_lab.downstream.settings import TuneConfig
@@ -159,9 +159,9 @@ def seconds_per_step(
 ) -> float:
     """Seconds of an optimiser step on a device, measured on a batch across the training rows."""
     model = model_for(pretrained, problem, config, 1).to(device).train()
-    examples = _examples(problem, problem.train)
+    examples = problem.examples(problem.train)
     spread = examples[:: math.ceil(len(examples) / config.batch_size)]
-    batch = _batch(spread, pretrained.tokenizer.special_ids.pad)
+    batch = batch_of(spread, pretrained.tokenizer.special_ids.pad)
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     loss_of, seconds = _loss(problem), []
     for _ in range(3):  # the first allocates
@@ -274,9 +274,9 @@ def _trainer(
     trainer = _Trainer(
         model_for(pretrained, problem, config, seed),
         args,
-        data_collator=lambda rows: _batch(rows, pad),
-        train_dataset=_examples(problem, problem.train),
-        eval_dataset=_examples(problem, part),
+        data_collator=lambda rows: batch_of(rows, pad),
+        train_dataset=problem.examples(problem.train),
+        eval_dataset=problem.examples(part),
         compute_metrics=judge,
         compute_loss_func=_loss(problem),
         callbacks=[watcher, *stopping],
@@ -290,28 +290,6 @@ def _advice(what: str, args: TrainingArguments) -> str:
         f"{what} is not finite; lower learning_rate ({args.learning_rate:g}) or weight_decay "
         f"({args.weight_decay:g}), or set clip_norm 1"
     )
-
-
-def _examples(problem: Problem, part: Part) -> list[dict[str, Any]]:
-    """One dict a row, as models of transformers take them."""
-    labels, kind = part.labels, problem.task.kind
-    if kind == "span":
-        columns = {"start_positions": labels[:, 0], "end_positions": labels[:, 1]}
-    else:
-        columns = {"labels": labels.astype(np.int64 if kind == "classes" else np.float32)}
-    return [
-        {"input_ids": row, **{name: column[n] for name, column in columns.items()}}
-        for n, row in enumerate(part.rows)
-    ]
-
-
-def _batch(rows: list[dict[str, Any]], pad: int) -> dict[str, Tensor]:
-    labels = {
-        name: torch.from_numpy(np.stack([row[name] for row in rows]))
-        for name in rows[0]
-        if name != "input_ids"
-    }
-    return {"input_ids": padded([row["input_ids"] for row in rows], pad), **labels}
 
 
 def _loss(problem: Problem) -> Any:
@@ -330,15 +308,13 @@ def answers_loss(
 ) -> Tensor:
     """Mean over the answers that are there, nan is missing: of a number the squared error, of a
     yes or no the binary cross-entropy."""
-    logits_BC, is_there_BC = output["logits"].float(), ~labels_BC.isnan()
-    of_numbers_C = torch.as_tensor(is_number_C, device=labels_BC.device)
-    numbers, others = (
-        (logits_BC[own_BC], labels_BC[own_BC])
-        for own_BC in (is_there_BC & of_numbers_C, is_there_BC & ~of_numbers_C)
+    logits_BC, known_BC = output["logits"].float(), labels_BC.nan_to_num()
+    loss_BC = torch.where(
+        torch.as_tensor(is_number_C, device=labels_BC.device),
+        F.mse_loss(logits_BC, known_BC, reduction="none"),
+        F.binary_cross_entropy_with_logits(logits_BC, known_BC, reduction="none"),
     )
-    squared = F.mse_loss(*numbers, reduction="sum")
-    entropy = F.binary_cross_entropy_with_logits(*others, reduction="sum")
-    return (squared + entropy) / is_there_BC.sum()
+    return loss_BC[~labels_BC.isnan()].mean()
 
 
 def _scores(trainer: Trainer, part: Part) -> list[np.ndarray]:

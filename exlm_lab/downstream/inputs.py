@@ -72,6 +72,16 @@ def evaluation_batches(lengths_R: np.ndarray, batch_size: int) -> list[np.ndarra
     return [order_R[i : i + batch_size] for i in range(0, len(order_R), batch_size)]
 
 
+def batch_of(examples: list[dict[str, Any]], pad: int) -> dict[str, Tensor]:
+    """The tensors of some ``Problem.examples``, rows padded."""
+    rows = [example["input_ids"] for example in examples]
+    labels = {
+        name: torch.from_numpy(np.stack([example[name] for example in examples]))
+        for name in examples[0].keys() - {"input_ids"}
+    }
+    return {"input_ids": padded(rows, pad), **labels}
+
+
 def padded(rows: list[np.ndarray], pad: int) -> Tensor:
     """token_ids_BN: int64, as long as the longest row, filled up on the right."""
     tensors = [torch.from_numpy(row).long() for row in rows]

@@ -84,6 +84,18 @@ class Problem(NamedTuple):
             "problem_type": PROBLEM_TYPES[self.task.kind],
         }
 
+    def examples(self, part: Part) -> list[dict[str, Any]]:
+        """One dict a row, as models of transformers take them."""
+        kind, labels = self.task.kind, part.labels
+        if kind == "span":
+            columns = {"start_positions": labels[:, 0], "end_positions": labels[:, 1]}
+        else:
+            columns = {"labels": labels.astype(np.int64 if kind == "classes" else np.float32)}
+        return [
+            {"input_ids": row, **{name: column[n] for name, column in columns.items()}}
+            for n, row in enumerate(part.rows)
+        ]
+
 
 def identity_of(
     pretrained: Trained, problem: Problem, config: TuneConfig, seed: int

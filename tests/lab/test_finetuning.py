@@ -17,6 +17,7 @@ from transformers import EvalPrediction
 import exlm_mini.hf as hf
 from exlm_lab.downstream import finetuning
 from exlm_lab.downstream.finetuning import fine_tune, model_for
+from exlm_lab.downstream.inputs import padded
 from exlm_lab.downstream.prepared import make_problem
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Examples, Splits, Task
@@ -291,7 +292,7 @@ def test_numbers_are_trained_standardised_and_given_back_in_their_units(pretrain
     assert perfect["r2"] == 1 and perfect["rmse length"] == pytest.approx(0)
     run = tuned(pretrained, problem, tmp_path, dataclasses.replace(CONFIG, epochs=30))
     assert run.metrics["validation"]["r2"] > 0.8
-    rows_BN = finetuning.padded(part.rows, 0)
+    rows_BN = padded(part.rows, 0)
     with torch.no_grad():
         said_RC = run.model.eval()(rows_BN).logits.numpy()
     error_R = said_RC[:, 0] - splits.validation.labels[:, 0]
