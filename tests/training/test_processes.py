@@ -107,35 +107,25 @@ def fp16_trainer(packs, output, scale, **train):
     return trainer
 
 
-def test_fp16_finds_its_scale_and_then_learns(packs, tmp_path):
+def test_fp16_finds_its_scale_learns_and_is_resumed(packs, tmp_path):
     # More steps than max_skipped overflow: that is how a scale is found.
-    trainer = fp16_trainer(packs, tmp_path, 2.0**28, steps=20, max_skipped=3, save_every=100)
-    found = losses(trainer)
-    skipped = trainer.stepper.skipped_steps
-    assert 3 < skipped < 18
+    settings = {"steps": 20, "max_skipped": 3, "save_every": 100}
+    trainer = fp16_trainer(packs, tmp_path / "whole", 2.0**28, **settings)
+    whole, skipped = losses(trainer), trainer.stepper.skipped_steps
+    assert 3 < skipped < 18 and all(map(math.isfinite, whole))
     assert trainer.stepper.scaler.get_scale() == 2.0 ** (28 - skipped)
     assert trainer.stepper.skipped_in_row == 0
-    assert all(map(math.isfinite, found))
-    state = load_checkpoint(tmp_path / "checkpoints/step-000020").state["update"]
-    assert state["skipped_steps"] == skipped
-    assert state["scaler"]["scale"] == 2.0 ** (28 - skipped)
-    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["skipped_steps"] == skipped
-
-
-def test_the_scale_of_fp16_is_resumed(packs, tmp_path):
-    whole = losses(fp16_trainer(packs, tmp_path / "whole", 2.0**28, steps=18, save_every=100))
-    first = fp16_trainer(packs, tmp_path / "cut", 2.0**28, steps=18, save_every=100)
-    count = iter(range(100))
+    assert read_metrics(tmp_path / "whole/metrics.jsonl")[-1]["skipped_steps"] == skipped
+    first, count = fp16_trainer(packs, tmp_path / "cut", 2.0**28, **settings), iter(range(100))
     first.run(should_stop=lambda: next(count) == 8)
-    second = make_trainer(changed(precision="fp16", steps=18), packs, tmp_path / "cut")
+    second = make_trainer(changed(precision="fp16", **settings), packs, tmp_path / "cut")
     assert losses(second) == whole[9:]
-    a, b = (
-        load_checkpoint(tmp_path / name / "checkpoints/step-000018")
-        for name in ("whole", "cut")
-    )
+    a, b = (load_checkpoint(tmp_path / n / "checkpoints/step-000020") for n in ("whole", "cut"))
     for group, named in a.tensors.items():
         assert all(torch.equal(t, b.tensors[group][name]) for name, t in named.items())
-    assert a.state["update"] == b.state["update"]
+    update = a.state["update"]
+    assert update == b.state["update"] and update["skipped_steps"] == skipped
+    assert update["scaler"]["scale"] == 2.0 ** (28 - skipped)
 
 
 def test_a_loss_scale_below_its_floor_stops_the_run(packs, tmp_path, monkeypatch):
