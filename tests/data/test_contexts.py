@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
-from test_toy import MASKS, PROBABILITY, SENTENCES, SMALL
+from small_language import MASKS, PROBABILITY, SENTENCES, SMALL
 
 from exlm_lab.experiments.toy_contexts import Contexts
 from exlm_mini.data.toy_grammars import grammar

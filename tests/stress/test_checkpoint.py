@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from crashes import Crash, crash_at
 from torch import Tensor
 
 from exlm_mini.config.checks import UserError
@@ -125,28 +126,6 @@ def test_latest_of_nothing_is_none_and_of_only_broken_ones_an_error(tmp_path):
     with pytest.raises(UserError) as error:
         latest_checkpoint(tmp_path, pytest.fail)
     assert_one_line(error, f"no checkpoint in {tmp_path}", "manifest.json (No such file")
-
-
-class Crash(BaseException):
-    """The end of a process, at a moment of our choice."""
-
-
-def crash_at(patch: pytest.MonkeyPatch, count: int) -> None:
-    """Let all changes of the disk but the first ``count`` be the end."""
-    calls = 0
-
-    def counted(call):
-        def counting(*args, **kwargs):
-            nonlocal calls
-            calls += 1
-            if calls > count:
-                raise Crash
-            return call(*args, **kwargs)
-
-        return counting
-
-    for owner, name in ((os, "rename"), (os, "fsync"), (os, "unlink"), (shutil, "rmtree")):
-        patch.setattr(owner, name, counted(getattr(owner, name)))
 
 
 @pytest.mark.reliability

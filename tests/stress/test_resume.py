@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from crashes import Crash, crash_at
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from test_checkpoint import Crash, crash_at
 from workers import PLAIN, changed, make_packs
 
 from exlm_mini.config.checks import UserError

@@ -1,0 +1,57 @@
+"""A toy language that can be written out whole, and all of it.
+
+Shapes: S sentences, N words.
+"""
+
+import itertools
+
+import numpy as np
+
+from exlm_mini.data.toy import Grammar, Position
+
+# Small enough to write out whole, with everything the big one has: interacting latents, a word
+# shared by two values, unequal weights, a position driven by two latents, free and fixed words.
+SMALL = Grammar(
+    "small",
+    {"mood": ("glad", "grim"), "number": ("one", "many")},
+    np.array([[0.4, 0.2], [0.1, 0.3]]),
+    (
+        Position({("glad",): "a b shared", ("grim",): "c shared shared"}, ("mood",)),
+        Position({(): "x y y"}),
+        Position(
+            {
+                ("one", "glad"): "p",
+                ("one", "grim"): "q",
+                ("many", "glad"): "q r",
+                ("many", "grim"): "p q r",
+            },
+            ("number", "mood"),
+        ),
+        Position({(): "end"}),
+        Position({("one",): "is", ("many",): "are is"}, ("number",)),
+    ),
+)
+MASKS = [np.array(m) for m in itertools.product([False, True], repeat=SMALL.length) if any(m)]
+
+
+def whole_language(language: Grammar) -> tuple[np.ndarray, np.ndarray]:
+    """Every sentence with its probability, by the definition alone."""
+    ids = {word: i for i, word in enumerate(language.words)}
+    latent_values = list(itertools.product(*language.latents.values()))
+    sentences, probabilities = [], []
+    options = [sorted({*" ".join(p.choices.values()).split()}) for p in language.positions]
+    for words in itertools.product(*options):
+        total = 0.0
+        for values, prior in zip(latent_values, language.prior.reshape(-1), strict=True):
+            value = dict(zip(language.latents, values, strict=True))
+            for word, position in zip(words, language.positions, strict=True):
+                choice = position.choices[tuple(value[n] for n in position.latents)].split()
+                prior *= choice.count(word) / len(choice)
+            total += prior
+        if total > 0:
+            sentences.append([ids[word] for word in words])
+            probabilities.append(total)
+    return np.array(sentences), np.array(probabilities)
+
+
+SENTENCES, PROBABILITY = whole_language(SMALL)
