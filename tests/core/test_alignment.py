@@ -12,7 +12,7 @@ from itertools import combinations, pairwise
 
 import pytest
 import torch
-from cases import CASES, all_ones_graph, fill_padding, shifted, tied_graph
+from cases import CASES, all_ones_graph, fill_padding, is_padding, shifted, tied_graph
 from fibers import works_here  # noqa: F401
 from hard_graphs import (
     DTYPES,
@@ -123,6 +123,12 @@ def test_the_cases_hold_what_their_names_say():
     assert True in has_path and False in has_path
     scores = list(all_paths(CASES["ties"], 0).values())
     assert scores.count(max(scores)) > 1
+    for name in ("ragged", "sparse", "huge_spread"):
+        graph, is_beyond_BLL = CASES[name], is_padding(CASES[name])[1]
+        edge_BLL = graph.log_transition_BLL.masked_fill(is_beyond_BLL, -math.inf)
+        total_BL = edge_BLL.exp().sum(2)
+        assert_near(total_BL, (total_BL > 0).double())  # transitions are probabilities
+        assert not edge_BLL.exp().tril().any()
 
 
 # ---- values and gradients ----
