@@ -56,17 +56,6 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see --help") from None
 
 
-def command_parser(command: str, text: str) -> Parser:
-    """A parser that has no options yet.
-
-    Args:
-        command: as typed, such as ``python -m exlm_mini.fill``.
-        text: docstring of its module. Its first line, without the command's name, becomes the
-            description; the other lines end the help, stripped of reStructuredText marks.
-    """
-    return Parser(**_words_of(command, text))
-
-
 class _Formatter(argparse.HelpFormatter):
     """Wraps help to the terminal's width, except for indented lines, which are examples."""
 
@@ -83,17 +72,25 @@ class _Formatter(argparse.HelpFormatter):
         )
 
 
-def _words_of(command: str, text: str) -> dict[str, Any]:
-    """Arguments of a parser, taken from the docstring of its command."""
+def command_parser(command: str, text: str, **more: Any) -> Parser:
+    """A parser that has no options yet.
+
+    Args:
+        command: as typed, such as ``python -m exlm_mini.fill``.
+        text: docstring of its module. Its first line, without the command's name, becomes the
+            description; the other lines end the help, stripped of reStructuredText marks.
+        more: arguments of ``argparse.ArgumentParser``.
+    """
     first, _, rest = text.partition("\n")
     first = first.removesuffix(" ::")
-    return {
-        "prog": command,
-        "description": (first.partition("``: ")[2] or first).replace("``", ""),
-        "epilog": rest.replace(" ::", "::").replace("::", ":").replace("``", ""),
-        "formatter_class": _Formatter,
-        "allow_abbrev": False,
-    }
+    return Parser(
+        prog=command,
+        description=(first.partition("``: ")[2] or first).replace("``", ""),
+        epilog=rest.replace(" ::", "::").replace("::", ":").replace("``", ""),
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+        **more,
+    )
 
 
 # ---- settings ----
@@ -134,9 +131,8 @@ def settings_parser(
             without a dot.
         skip: dotted names of settings that get no option.
     """
-    parser = Parser(
-        **_words_of(command, text), usage="%(prog)s [--option VALUE ...]", add_help=False
-    )
+    usage = "%(prog)s [--option VALUE ...]"
+    parser = command_parser(command, text, usage=usage, add_help=False)
     parser.add_argument(
         "-h", "--help", action=_Help, nargs="?", metavar="all",
         help="show this, with --help=all rare settings too",

@@ -120,7 +120,7 @@ def prepare(
         if data.kind == "toy":
             _write_toy(data, seed, directory)
         else:
-            sources = open_sources(data, accepted)
+            sources = open_sources(data)
             units = [[unit.fingerprint for unit in source.units] for source in sources]
             folder = _working_folder(directory / SHARDS, data, content, units)
             job = Job(data, seed, cleaning, num_workers, folder, report)

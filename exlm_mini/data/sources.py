@@ -155,13 +155,12 @@ def check_sources(data: DataConfig, accepted: Collection[str] = ()) -> None:
             )
 
 
-def open_sources(data: DataConfig, accepted: Collection[str] = ()) -> list[Source]:
-    """The sources of a corpus; files beside each other are one.
+def open_sources(data: DataConfig) -> list[Source]:
+    """The sources of a corpus, once they are checked; files beside each other are one.
 
     Args:
         data: ``source`` (none: the embedded data), ``kind``, and ``column`` of tables.
     """
-    check_sources(data, accepted)
     if not data.source:
         name, documents = EMBEDDED[data.kind]
         return [Source(name, [Unit(name, name, documents)], {"sha256": {}})]
