@@ -60,9 +60,11 @@ def lmdb_rows(path: Path) -> Iterator[tuple[str, dict]]:
     """
     import lmdb
 
-    with reading(path, errors=lmdb.Error):
-        environment = lmdb.open(str(path), subdir=False, readonly=True, lock=False)
-    with environment, environment.begin() as transaction:
+    with (
+        reading(path, errors=lmdb.Error),
+        lmdb.open(str(path), subdir=False, readonly=True, lock=False) as environment,
+        environment.begin() as transaction,
+    ):
         for key, value in transaction.cursor():
             where = f"{path} entry {key[:40]!r}"
             try:

@@ -28,6 +28,8 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1] / "helpers"))
+
 FREE = {
     "seconds", "tokens_per_second", "model_flops_per_second", "peak_memory_mib", "commit", "seal",
 }  # fmt: skip
