@@ -18,10 +18,9 @@ import numpy as np
 
 from exlm_lab.downstream.layouts import AS_IT_IS, Layout, load_table
 from exlm_lab.downstream.metrics import mean_roc_auc
-from exlm_lab.downstream.scaffolds import molecules
 from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.task import Splits, Task
-from exlm_mini.data.molecules import Cleaning, embedded_molecules
+from exlm_mini.data.molecules import Cleaning, embedded_molecules, read_molecule
 from exlm_mini.data.tokenizer import SMILES_SYMBOL
 
 NAME = "embedded-molecules"
@@ -57,7 +56,7 @@ def labels_of(smiles: Sequence[str]) -> np.ndarray:
     nothing = [float("nan")] * len(queries)
     return np.array(
         [nothing if m is None else [m.HasSubstructMatch(query) for query in queries]
-         for m in molecules(smiles)],
+         for m in map(read_molecule, smiles)],
         dtype=np.float64,
     )  # fmt: skip
 

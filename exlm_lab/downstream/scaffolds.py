@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from exlm_mini.data.molecules import read_molecule, require_rdkit
@@ -37,38 +37,30 @@ class Split(NamedTuple):
     test: list[int]
     rejected: list[int]
     """Rows that RDKit cannot read as a molecule with at least one atom; in no part."""
-    num_scaffolds: int | None
-    """Number of different scaffolds; None for a random split."""
+    num_scaffolds: int
+    """Number of different scaffolds."""
 
     @property
     def parts(self) -> tuple[list[int], list[int], list[int]]:
         """train, validation, test."""
         return self.train, self.validation, self.test
 
-    def sha1(self) -> dict[str, str]:
-        """The hash of each part."""
-        return {name: index_sha1(part) for name, part in zip(PARTS, self.parts, strict=True)}
 
+def split(smiles: Iterable[str], rule: str = "scaffold") -> Split:
+    """Split molecules by their scaffolds: 80% for training, 10% for validation, 10% for the test.
 
-def split(smiles: Sequence[str], rule: str = "scaffold", seed: int = 0) -> Split:
-    """Split molecules by a rule: 80% for training, 10% for validation, 10% for the test.
-
-    The scaffold rules sort the groups by (size, first row), both descending, and give each to the
+    Both rules sort the groups by (size, first row), both descending, and give each to the
     first of train and validation that it still fits into, else to test.
     """
     require_rdkit()
-    accepted, rejected = [], []
+    rejected = []
     groups: dict[str, list[int]] = {}
-    for row, molecule in enumerate(molecules(smiles)):
+    for row, molecule in enumerate(map(read_molecule, smiles)):
         if molecule is None:
             rejected.append(row)
-            continue
-        accepted.append(row)
-        if rule != "random":
+        else:
             groups.setdefault(scaffold(molecule, rule == "scaffold"), []).append(row)
-    num_rows = len(accepted)
-    if rule == "random":
-        return Split(*random_parts(accepted, seed), rejected, None)
+    num_rows = sum(map(len, groups.values()))
     split = Split([], [], [], rejected, len(groups))
     for group in sorted(groups.values(), key=lambda rows: (len(rows), rows[0]), reverse=True):
         if 10 * (len(split.train) + len(group)) <= 8 * num_rows:
@@ -86,11 +78,6 @@ def random_parts(rows: Iterable[int], seed: int) -> tuple[list[int], list[int], 
     random.Random(seed).shuffle(order)
     eight, nine = len(order) * 8 // 10, len(order) * 9 // 10
     return order[:eight], order[eight:nine], order[nine:]
-
-
-def molecules(smiles: Iterable[str]) -> Iterator[Any]:
-    """RDKit's molecule of each row, see ``read_molecule``."""
-    return map(read_molecule, smiles)
 
 
 def scaffold(molecule: Any, is_chiral: bool) -> str:
