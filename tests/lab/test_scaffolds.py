@@ -88,7 +88,7 @@ def test_every_row_is_in_one_place(smiles, rule):
 def test_a_random_split_goes_by_its_seed():
     parts = random_parts(range(100), 1)
     assert [len(part) for part in parts] == [80, 10, 10]
-    assert sorted(sum(parts, [])) == list(range(100))
+    assert sorted([*parts[0], *parts[1], *parts[2]]) == list(range(100))
     assert parts == random_parts(range(100), 1) != random_parts(range(100), 2)
 
 
