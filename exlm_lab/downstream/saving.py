@@ -92,6 +92,8 @@ def save_model(
     }
     model.config.auto_map = {auto: f"modeling_exlm.{name}" for auto, name in CLASSES.items()}
     model.save_pretrained(directory)
+    # Weights are written for their owner alone.
+    (directory / "model.safetensors").chmod((directory / "config.json").stat().st_mode)
     tokenizer = tokenizer_for(pretrained.tokenizer, pretrained.config.longest_text(num_columns))
     cleaning = problem.notes.get("cleaning", {})
     tokenizer.init_kwargs |= {

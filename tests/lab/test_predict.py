@@ -92,6 +92,10 @@ def test_a_table_is_tuned_and_reported_beside_what_a_person_would_try(tuned):
     assert reached.keys() == {"fine-tuned", "random", "mean"}
     assert list(reached.values()) == sorted(reached.values()), "the best first"
     assert "<svg" in (tuned / "numbers" / "figure.svg").read_text()
+    config, weights = (
+        tuned / "numbers" / name for name in ("config.json", "model.safetensors")
+    )
+    assert weights.stat().st_mode == config.stat().st_mode
     record = json.loads((tuned / "pair" / "results.json").read_text())["tasks"]["mine"]
     assert record["baselines"].keys() == {"mean", "TF-IDF"}
     text = (tuned / "mixed" / "table.md").read_text()
