@@ -33,7 +33,7 @@ if package is None:
     url = "https://github.com/exlm-book/exlm-book"
     subprocess.run(["git", "clone", "--depth", "1", url, "exlm-book"], check=True)
     pip = [sys.executable, "-m", "pip", "install", "-q", "-e"]
-    subprocess.run([*pip, "exlm-book[text,chem,train,tasks]"], check=True)
+    subprocess.run([*pip, "exlm-book[text,chem,train,tasks,plot]"], check=True)
     os.chdir("exlm-book/chapters")
     # This kernel started before the install.
     sys.path.insert(0, os.path.abspath(".."))
