@@ -575,6 +575,7 @@ def test_relative_error_is_the_largest_difference_over_the_largest_value():
     exact = torch.tensor([4.0, -8.0, 1.0], dtype=torch.float64)
     assert relative_error(exact, exact) == 0
     assert relative_error(torch.tensor([5.0, -8.0, 1.5]), exact) == 1 / 8
+    assert relative_error(torch.tensor([0.5]), torch.tensor([0.25])) == 1
     assert relative_error(torch.tensor([0.5]), torch.zeros(1)) == 0.5
     # Infinities are left out where both have them, and nowhere else.
     exact = torch.tensor([-torch.inf, -2.0])
