@@ -79,6 +79,7 @@ def test_one_number_counts_for_all_rows(as_count):
         (13, "must lie in 1..12, got 13"),
         (0, "must lie in 1..12, got 0"),
         ([1, 12, 13], "must lie in 1..12, got [1, 12, 13]"),
+        ([1, 0, 2], "must lie in 1..12, got [1, 0, 2]"),
         (9.0, "one integer or int64 (3,), got torch.float32 ()"),
         (True, "one integer or int64 (3,), got torch.bool ()"),
         ([9, 6], "one integer or int64 (3,), got torch.int64 (2,)"),

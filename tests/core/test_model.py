@@ -86,6 +86,7 @@ def test_the_clone_embedding_reaches_states_and_layers_above_a_late_expansion(ex
     hidden_BTD, graph = model.encode(*BATCH)
     state_BLD = gather_states(hidden_BTD, graph) + model.clone.weight[graph.clone_BL]
     assert torch.equal(model.states(hidden_BTD, graph), state_BLD)
+    weight = model.clone.weight.detach().clone()
     with torch.no_grad():
         model.clone.weight.zero_()
     model.encode(*BATCH)
@@ -94,6 +95,8 @@ def test_the_clone_embedding_reaches_states_and_layers_above_a_late_expansion(ex
     is_above_BL = (graph.clone_BL > 0) & (expand_at > 0)
     expected_BT = torch.zeros_like(is_clone_BT).scatter(1, graph.place_BL, is_above_BL)
     assert torch.equal(is_clone_BT, expected_BT) and expected_BT.any() == (expand_at > 0)
+    own_BLD = weight[graph.clone_BL] * is_above_BL.unsqueeze(2)
+    assert_same(gather_states(added_BTD, graph), own_BLD)
 
 
 SHORT_WITH_MASKS = masked_rows([BOS, -6, -7, -8, EOS], [BOS, *[9] * 8, EOS])
