@@ -347,7 +347,7 @@ prizes = {name: trunk["joint"] - trunk["in_turn"] for name, trunk in trunks.item
 assert prizes["random"] < 0.15 * min(prizes[n] for n in (1, 2, 3))
 together, used = links["together_bits"], links["clones_used"]
 won = together["mlm"] - together["exlm"]
-assert len(won) == 2 and won.between(0.4, 0.7).all()
+assert len(won) == 3 and won.between(0.4, 0.7).all()
 assert (won / (links["prize_bits"]["mlm"])).between(0.15, 0.25).all()
 for seed, bits in together["gated"].items():
     assert abs(together["uniform", seed] - together["mlm", seed]) < 0.1
