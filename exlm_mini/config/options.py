@@ -44,6 +44,12 @@ class Parser(argparse.ArgumentParser):
             help="show the traceback behind a mistake",
         )  # fmt: skip
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # Python 3.11 drops the value of --option=-- and goes on with a list of none.
+        if action.option_strings and arg_strings == ["--"]:
+            self.error(f"argument {action.option_strings[0]}: -- is no value")
+        return super()._get_values(action, arg_strings)
+
     def error(self, message: str) -> NoReturn:
         """Raise ``UserError`` about a mistake."""
         message = " ".join(message.split())
