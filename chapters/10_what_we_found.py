@@ -749,7 +749,8 @@ assert paid["downstream"].max() < others["downstream"].max() - 5
 #   but does not change that.
 # - On molecules with the paper's masks the edges stay unused and an MLM of equal
 #   cost is ahead; the hidden symbols tell each other little. With spans hidden, a
-#   grown ExLM was ahead in a pilot, and the planned runs are not complete.
+#   grown ExLM is half a bit of ten ahead at equal cost, in all planned runs that
+#   are done; two seeds are missing.
 # - Without start-up aids ExLM stays at the floor of an MLM at this size. Larger
 #   batches and wider layers do not replace the aids.
 # - 2D RoPE matters as soon as the number of masks changes. Training finds
