@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 SHIPPED = {
-    name: Path(__file__).with_name("shipped") / name for name in ("molecules", "english")
+    name: Path(__file__).with_name("shipped") / name
+    for name in ("molecules", "molecules-spans", "english")
 }
 """Small models that come with the package, by name; each has a card."""
 

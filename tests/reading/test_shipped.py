@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,16 @@ import torch
 
 import exlm_mini
 from exlm_mini import fill
+from exlm_mini.data.corpus import prepare_corpus
+from exlm_mini.reading.prize import measure_prize
 from exlm_mini.reading.runs import SHIPPED, shipped_for
+from exlm_mini.training.parts import make_masker
 
 LARGEST = 3 * 2**20
 """Bytes of a shipped model."""
 TEXTS = {
     "molecules": "CC(=O)Nc1ccc(O)cc1",
+    "molecules-spans": "CC(=O)Nc1ccc(O)cc1",
     "english": "She opened the door and saw that the room was empty.",
 }
 
@@ -56,6 +61,20 @@ def test_the_molecules_are_aromatic_and_remain_molecules():
     molecules = exlm_mini.load("molecules")
     for text in ("c1cc[MASK]cc1O", "CC(=O)Nc1cc[MASK]cc1", "O=C(O)c1ccccc1[MASK]"):
         assert chem.MolFromSmiles(molecules.fill(text).text) is not None, text
+
+
+def test_links_of_molecules_spans_are_in_use(tmp_path):
+    """On other molecules than those it was trained on."""
+    trained = exlm_mini.load("molecules-spans")
+    data = replace(
+        trained.config.data, pack=None, max_documents=400, max_unknown=1.0,
+        tokenizer=str(trained.path / "tokenizer.json"),
+    )  # fmt: skip
+    pack = prepare_corpus(data, tmp_path / "data", 1).validation
+    prize = measure_prize(
+        trained.model, pack, make_masker(trained.config, pack.special_ids), 24
+    )
+    assert prize.clones_used > 2 and prize.links_win > 0.1
 
 
 def test_a_text_with_few_masks_has_paths_that_fit():
