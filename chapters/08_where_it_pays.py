@@ -55,6 +55,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from exlm_so_far import (
     AidedExLM,
@@ -306,17 +307,23 @@ for arm, label in ARMS.items():
     print(f"{label:24}{len(of):5d}{each:8.2f}{together:9.2f}", end="")
     print(f"{each - together:11.2f}{used:13.2f}")
 
-# %% mystnb={"figure": {"caption": "Bits of the hidden symbols of a molecule, at equal cost of training. A line joins the models that go on from the same MLM. Asked in turn, the MLM gets the whole prize, but needs one pass for each symbol; at once is one pass for all.", "name": "fig-pays"}, "image": {"alt": "Three lines, close together. Each falls by half a bit from MLM at once to ExLM at once, and by two more to MLM in turn."}} tags=["remove-input"]
-fig, ax = plt.subplots(figsize=(3.6, 2.8))
-ways = [(arm, "together_bits") for arm in ("mlm", "exlm")] + [
-    ("mlm", "in_turn_bits")
-]
-for seed in links.loc["exlm"].index:
-    y = [links.loc[(arm, seed), measure] for arm, measure in ways]
-    ax.plot(y, color="0.7", lw=1, zorder=1)
-    ax.scatter(range(3), y, color=[COLORS[arm] for arm, _ in ways], zorder=2)
-_ = ax.set(ylabel="bits a molecule", xlim=(-0.4, 2.4), ylim=(7, 10.8))
-_ = ax.set_xticks(range(3), ["MLM,\nat once", "ExLM,\nat once", "MLM,\nin turn"])
+# %% mystnb={"figure": {"caption": "Bits of the hidden symbols of a molecule against the cost of training, three seeds. After 20,000 steps each MLM goes on as an MLM or as an ExLM. Asked in turn, the MLM gets the whole prize, but needs one pass for each symbol; at once is one pass for all.", "name": "fig-pays"}, "image": {"alt": "From 10.5 bits the MLM asked at once falls to 10.2, and ExLM to 9.6. The MLM asked in turn falls from 7.7 to 7.4. The seeds hardly differ."}} tags=["remove-input"]
+fig, ax = plt.subplots(figsize=(3.6, 3.4))
+lines = {
+    "MLM, at once": ("mlm", "at_once_bits", "at_once_bits", "-"),
+    "ExLM, at once": ("exlm", "at_once_bits", "together_bits", "-"),
+    "MLM, in turn": ("mlm", "in_turn_bits", "in_turn_bits", "--"),
+}
+for label, (arm, before, after, style) in lines.items():
+    trunk_S, end_S = links.loc["trunk"][before], links.loc[arm][after]
+    y_S2 = pd.concat([trunk_S, end_S], axis=1, join="inner").dropna()
+    style = {"ls": style, "marker": "o", "ms": 3, "color": COLORS[arm]}
+    _ = ax.plot([20, 28], y_S2.T, **style, label=label)
+_ = ax.set(xlabel="cost, in 1,000 steps of the MLM", ylabel="bits a molecule")
+_ = ax.set(xticks=[20, 28], xlim=(18.5, 29.5), ylim=(7, 11.2))
+handles, labels = ax.get_legend_handles_labels()
+unique = dict(zip(labels, handles, strict=True))
+_ = ax.legend(unique.values(), unique, fontsize=8)
 
 # %% [markdown]
 # States with equal edges end where the MLM does. The published transition matrix,
