@@ -50,7 +50,7 @@ def _grown(
         masks: changed settings of masking.
         common: see ``grid``.
     """
-    (trunk,) = grid({"trunk": masks}, **common)
+    (trunk,) = grid({"trunk": {**masks, "with_prize": True}}, **common)
     after = {**masks, **BRANCH}
     grown = {"start": trunk, "with_prize": True}
     cells = {"mlm": {**after, **grown}}
