@@ -20,8 +20,8 @@ the validation rows counts. Texts that are too long are cut, the longer one of a
 counted.
 
 Without TABLE and --task the recipe's tasks that fit the checkpoint are taken; without a recipe the
-one that needs no file: embedded-molecules, sections or toy-inference. Without --data the benchmarks
-are read from the Hugging Face hub.
+one that needs no file: embedded-molecules or toy-inference. Without --data the benchmarks are read
+from the Hugging Face hub.
 
 SIGINT and SIGTERM save a checkpoint and stop. Exit codes: 0 done, 2 a mistake of the user, 130
 stopped and ready to go on.
@@ -37,15 +37,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exlm_lab.downstream.catalogue import EMBEDDED_OF, input_of, task_names
+from exlm_lab.downstream.examples import load_table
 from exlm_lab.downstream.grid import TUNING, Space, Tuning, check_seeds
-from exlm_lab.downstream.layouts import Layout, load_table
 from exlm_lab.downstream.settings import MAX_UNKNOWN, ReadingConfig, TuneConfig
 from exlm_lab.downstream.tables import chunks, read_table
+from exlm_lab.downstream.task import Task
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config.checks import Seed, Share, Threads, UserError, nearest
 from exlm_mini.config.options import given, of, settings_parser
 from exlm_mini.config.recipes import load_recipe, recipe_names
-from exlm_mini.data.molecules import Cleaning
 from exlm_mini.reading.entries import tell
 from exlm_mini.reading.runs import SHIPPED
 from exlm_mini.training.console import (
@@ -101,13 +101,10 @@ class Request(NamedTuple):
             return load_problem(task, options.source, self.reading, pretrained, most)
         files = {"train": options.table, "validation": options.validation, "test": options.test}
         parts = {name: read_table(file) for name, file in files.items() if file is not None}
-        columns = tuple((column,) for column in options.column)
-        kind = pretrained.input
-        layout = Layout(task, kind, columns, tuple(options.target), KINDS[options.kind])
-        cleaning = (
-            self.reading.cleaning(pretrained.tokenizer) if kind == "smiles" else Cleaning()
-        )
-        own, splits = load_table(str(options.table), parts, layout, self.reading, cleaning)
+        columns, targets = tuple(options.column), tuple(options.target)
+        own = Task(task, KINDS[options.kind], (), "", pretrained.input, columns, targets)
+        cleaning = self.reading.cleaning(pretrained.tokenizer)
+        own, splits = load_table(str(options.table), parts, own, self.reading, cleaning)
         rejected = {note["row"]: note["why"] for note in splits.notes["rejected"]}
         tell(rejected, "row {}", "it is left out", say)
         return make_problem(own, splits, pretrained, most)
@@ -254,6 +251,10 @@ def _tasks(request: Request, pretrained: Trained) -> list[str]:
     if request.options.table is not None:
         return tasks
     if not tasks:
+        if not request.recipe.spaces and kind not in EMBEDDED_OF:
+            raise UserError(
+                f"no task of {kind} is embedded; give a TABLE, or name one with --task"
+            )
         known = list(request.recipe.spaces) or [EMBEDDED_OF[kind]]
         tasks = [task for task in known if input_of(task) == kind]
         say(f"no --task: {', '.join(tasks)}")

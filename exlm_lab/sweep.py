@@ -29,7 +29,6 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,7 +47,6 @@ from exlm_mini.training.console import (
 )
 
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
-    from exlm_lab.experiments.ledger import SweepLedger
     from exlm_lab.experiments.running import Runner
 
 OUTPUT = Path("book/results")
@@ -127,11 +125,12 @@ def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> N
     Raises:
         StoppedError: if that was asked for; the next call goes on from there.
     """
+    from exlm_lab.experiments.ledger import SweepLedger
     from exlm_lab.experiments.running import taken
 
-    ledgers = _ledgers(runs, output, runner)
     possible = with_data(runs, runner)
-    left = [run for run in possible if not ledgers[run.sweep].is_done(run.cell, run.seed)]
+    ledgers = {run.sweep: SweepLedger(output, run.sweep, runner) for run in possible}
+    left = [run for run in possible if not ledgers[run.sweep].record(run.cell, run.seed)]
     if not left:
         say(
             f"{len(possible)} of {len(possible)} recorded in {output}; --report prints them, "
@@ -142,7 +141,7 @@ def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> N
             raise StoppedError
         ledger = ledgers[name]
         with taken(runner.work / "queue" / name / ledger.path(cell, seed).stem, say) as is_ours:
-            if not is_ours or ledger.is_done(cell, seed):
+            if not is_ours or ledger.record(cell, seed):
                 continue
             say(f"{name} {cell.name} seed {seed} (run {number} of {len(left)} to do)")
             changed, _ = ledger.equal_cost(cell)
@@ -151,11 +150,13 @@ def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> N
             print(_summary(record), flush=True)
 
 
-def _ledgers(runs: list[Run], output: Path, runner: Runner) -> dict[str, SweepLedger]:
-    from exlm_lab.experiments.ledger import SweepLedger
-
-    names = dict.fromkeys(run.sweep for run in runs)
-    return {name: SweepLedger(output, name, runner) for name in names}
+def _summary(record: dict[str, Any]) -> str:
+    """A line about a finished cell."""
+    parts = [f"{record['cell']} seed {record['seed']}:"]
+    for name, text in (("bits_per_mask", "bits/mask"), ("cost_ratio", "times the cost")):
+        if name in record["metrics"]:
+            parts.append(f"{record['metrics'][name]:.3f} {text},")
+    return " ".join((*parts, f"{sum(record['seconds'].values()):.0f} s"))
 
 
 def _refuse_changes(output: Path) -> None:
@@ -169,59 +170,78 @@ def _refuse_changes(output: Path) -> None:
         )
 
 
-# ---- what is printed ----
+# ---- what the command does, one function for each action ----
 
 
-def _summary(record: dict[str, Any]) -> str:
-    """A line about a finished cell."""
-    parts = [f"{record['cell']} seed {record['seed']}:"]
-    for name, text in (("bits_per_mask", "bits/mask"), ("cost_ratio", "times the cost")):
-        if name in record["metrics"]:
-            parts.append(f"{record['metrics'][name]:.3f} {text},")
-    return " ".join((*parts, f"{sum(record['seconds'].values()):.0f} s"))
+def run(options: argparse.Namespace) -> int:
+    """Make the missing runs."""
+    from exlm_lab.experiments.running import Runner
+    from exlm_mini.training.processes import choose_device
+
+    if options.data is not None and not options.data.exists():
+        raise UserError(f"cannot read {options.data} (no such file or directory); check --data")
+    sweeps = select(options.names, options.only)
+    choose_device(options.device)
+    _refuse_changes(options.output)
+    with requests_by_signal() as requests:
+        runner = Runner(options.work, options.device, options.data, say, requests.should_stop)
+        try:
+            work(queue(sweeps, options.seeds), options.output, runner, requests)
+        except StoppedError:
+            say("stopped; the same command goes on")
+            return INTERRUPTED
+    return 0
 
 
-def listing(runs: list[Run], output: Path) -> Iterator[str]:
-    """How much of each sweep is recorded, and a line for each cell with what it changes."""
+def listing(options: argparse.Namespace) -> int:
+    """Print how much of each sweep is recorded, and a line for each cell with what it changes."""
+    from exlm_lab.experiments.ledger import SweepLedger
     from exlm_lab.experiments.running import Runner
 
-    for name, ledger in _ledgers(runs, output, Runner(WORK)).items():
-        cells: dict[str, tuple[Cell, list[bool]]] = {}
-        for _, cell, seed in (run for run in runs if run.sweep == name):
-            cells.setdefault(cell.name, (cell, []))[1].append(ledger.is_done(cell, seed))
-        done = [is_done for _, several in cells.values() for is_done in several]
+    for name, cells in select(options.names, options.only).items():
+        ledger = SweepLedger(options.output, name, Runner(WORK))
+        done = [
+            [bool(ledger.record(cell, seed)) for seed in options.seeds or cell.seeds]
+            for cell in cells
+        ]
+        every = list(itertools.chain.from_iterable(done))
         about = catalogue.experiment(name).about
-        yield f"{name}: {sum(done)} of {len(done)} runs recorded; {about}"
-        for cell, several in cells.values():
+        print(f"{name}: {sum(every)} of {len(every)} runs recorded; {about}")
+        for cell, several in zip(cells, done, strict=True):
             settings = ", ".join(f"{key} {value}" for key, value in cell.settings.items())
             row = f"; {cell.paper[0]}, {cell.paper[1]}" if cell.paper else ""
-            yield textwrap.fill(
+            text = (
                 f"{cell.name}: {sum(several)} of {len(several)}; {cell.base}, "
-                f"{settings or 'as it is'}{row}",
-                shutil.get_terminal_size().columns,
-                initial_indent="  ",
-                subsequent_indent="    ",
-                break_on_hyphens=False,
+                f"{settings or 'as it is'}{row}"
             )
+            width = shutil.get_terminal_size().columns
+            wrapper = textwrap.TextWrapper(width, "  ", "    ", break_on_hyphens=False)
+            print(wrapper.fill(text))
+    return 0
 
 
-def collected(names: list[str], output: Path) -> Iterator[str]:
-    """Collect the records of experiments; a line about each that had any."""
-    from exlm_lab.experiments.records import collect
-
-    for name in names:
-        if number := collect(name, output):
-            yield f"{name}: {number} files are lines of {output / name}.jsonl now"
-
-
-def reports(names: list[str], output: Path) -> Iterator[str]:
-    """The paper's table of each sweep with the records beside it, and the verdicts of the study."""
+def report(options: argparse.Namespace) -> int:
+    """Print the paper's table of each sweep beside the records, and the verdicts of the study."""
     from exlm_lab.experiments import tables, verdicts
 
-    is_planned = {name: catalogue.experiment(name).plan is not None for name in names}
-    yield from (tables.report(name, output) for name in names if not is_planned[name])
-    if any(is_planned.values()):
-        yield verdicts.report(output)
+    names = list(select(options.names, options.only))
+    study = {one.name for one in catalogue.planned()}
+    for name in names:
+        if name not in study:
+            print(tables.report(name, options.output))
+    if study & set(names):
+        print(verdicts.report(options.output))
+    return 0
+
+
+def collect(options: argparse.Namespace) -> int:
+    """Collect the records of experiments, and print a line about each that had any."""
+    from exlm_lab.experiments.records import collect
+
+    for name in select(options.names[1:] or list(catalogue.EXPERIMENTS)):
+        if number := collect(name, options.output):
+            print(f"{name}: {number} files are lines of {options.output / name}.jsonl now")
+    return 0
 
 
 # ---- the command line ----
@@ -249,48 +269,27 @@ def _parser() -> Parser:
     data = "the files of a downstream task that is not embedded, see finetune"
     add("--data", type=Path, metavar="DIR", help=data)
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    tasks = parser.add_mutually_exclusive_group()
-    cells = "print the cells and what is recorded, and stop"
-    tasks.add_argument("--list", action="store_true", help=cells)
-    tasks.add_argument("--report", action="store_true", help="print what came out, and stop")
+    parser.set_defaults(action=run)
+    actions = parser.add_mutually_exclusive_group()
+    for option, action, text in (
+        ("--list", listing, "print the cells and what is recorded, and stop"),
+        ("--report", report, "print what came out, and stop"),
+    ):
+        actions.add_argument(
+            option, action="store_const", dest="action", const=action, help=text
+        )
     return parser
-
-
-def run(options: argparse.Namespace) -> int:
-    """Do what the command line asks for; the exit code."""
-    output = options.output
-    if options.names[0] == COLLECT:
-        names = list(select(options.names[1:] or list(catalogue.EXPERIMENTS)))
-        print("\n".join(collected(names, output)))
-        return 0
-    if options.data is not None and not options.data.exists():
-        raise UserError(f"cannot read {options.data} (no such file or directory); check --data")
-    sweeps = select(options.names, options.only)
-    runs = queue(sweeps, list(dict.fromkeys(options.seeds)))
-    if options.list:
-        print("\n".join(listing(runs, output)))
-        return 0
-    if options.report:
-        print("\n".join(reports(list(sweeps), output)))
-        return 0
-    from exlm_lab.experiments.running import Runner
-    from exlm_mini.training.processes import choose_device
-
-    choose_device(options.device)
-    _refuse_changes(output)
-    with requests_by_signal() as requests:
-        runner = Runner(options.work, options.device, options.data, say, requests.should_stop)
-        try:
-            work(runs, output, runner, requests)
-        except StoppedError:
-            say("stopped; the same command goes on")
-            return INTERRUPTED
-    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to go on."""
-    return exit_code(lambda: run(_parser().parse_args(argv)))
+
+    def command() -> int:
+        options = _parser().parse_args(argv)
+        options.seeds = list(dict.fromkeys(options.seeds))
+        return (collect if options.names[0] == COLLECT else options.action)(options)
+
+    return exit_code(command)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import numpy as np
 from exlm_lab.downstream.metrics import evaluate
 from exlm_lab.downstream.task import Examples, Task
 
-CONSTANT = {"numbers": "mean", "mixed": "mean or most frequent"}
+CONSTANT: dict[str | None, str] = {"numbers": "mean", "mixed": "mean or most frequent"}
 NUM_TREES = 200
 RADIUS, NUM_BITS = 2, 2048
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from exlm_lab.downstream import glue, inference, moleculenet, patterns, sections, squad
+from exlm_lab.downstream import glue, inference, moleculenet, patterns, squad
+from exlm_lab.downstream.examples import load_table
 from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.task import Splits, Task
 from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.tokenizer import Tokenizer
 
 MOLECULES = (*moleculenet.BENCHMARKS, patterns.NAME)
-EMBEDDED = {inference.NAME: inference.load, sections.NAME: sections.load}
-EMBEDDED_OF = {"smiles": patterns.NAME, "text": sections.NAME, "toy": inference.NAME}
+EMBEDDED_OF = {"smiles": patterns.NAME, "toy": inference.NAME}
 """By kind of data, the task that needs no file."""
 
 
 def task_names() -> list[str]:
     """All tasks, by their names on the command line."""
-    return [*glue.TASKS, squad.TASK.name, *MOLECULES, *EMBEDDED]
+    return [*glue.TASKS, squad.TASK.name, *MOLECULES, inference.NAME]
 
 
 def input_of(name: str) -> str:
@@ -34,12 +34,11 @@ def load_task(
     name: str, data: Path | None, reading: ReadingConfig, tokenizer: Tokenizer
 ) -> tuple[Task, Splits]:
     """A task of ``task_names`` and its examples, except for SQuAD, which has no ``Examples``."""
-    if name in glue.TASKS:
-        return glue.load_glue(name, data)
-    if name in moleculenet.BENCHMARKS:
-        return moleculenet.load(name, data, reading, reading.cleaning(tokenizer))
-    if data is not None:
+    if data is not None and name in EMBEDDED_OF.values():
         raise UserError(f"{name} is embedded in the package and reads no --data; drop it")
-    if name in EMBEDDED:
-        return EMBEDDED[name]()
-    return patterns.load(reading, reading.cleaning(tokenizer))
+    if name == inference.NAME:
+        return inference.load()
+    read = patterns.read if name == patterns.NAME else moleculenet.read
+    if name in glue.TASKS:
+        read = glue.read
+    return load_table(*read(name, data), reading, reading.cleaning(tokenizer))

@@ -12,10 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from exlm_lab.downstream.layouts import Layout, load_table
-from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.tables import read_table
-from exlm_lab.downstream.task import Kind, Splits, Task, load_hub
+from exlm_lab.downstream.task import Task, bare, load_hub, named_entry
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 
@@ -23,13 +21,12 @@ HUB_ID = "nyu-mll/glue"
 _ENTAILMENT = ("entailment", "not_entailment")
 
 
-def _task(name: str, columns: str, metric: str, *classes: str) -> Layout:
-    kind: Kind = "classes" if classes else "numbers"
-    texts = tuple((column,) for column in columns.split())
-    return Layout(name, "text", texts, ("label",), kind, classes, metric)
+def _task(name: str, columns: str, metric: str, *classes: str) -> Task:
+    kind: Any = "classes" if classes else "numbers"
+    return Task(name, kind, classes, metric, "text", tuple(columns.split()), ("label",))
 
 
-TASKS: dict[str, Layout] = {
+TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         _task("cola", "sentence", "matthews", "unacceptable", "acceptable"),
@@ -46,44 +43,30 @@ TASKS: dict[str, Layout] = {
 """The tasks by name, with the metrics of Appendix M and the order of classes of the hub."""
 
 
-def load_glue(name: str, source: Path | None = None) -> tuple[Task, Splits]:
-    """A task and its examples.
+def read(name: str, data: Path | None = None) -> tuple[str, dict[str, Any], Task]:
+    """Source, data frames by part, and task.
 
-    Returns:
-        train and validation; no test. MNLI's validation is the matched half, ``others`` holds
-        ``validation-mismatched``.
+    There is train and validation, no test. MNLI's validation is the matched half,
+    ``validation-mismatched`` the other.
     """
-    names = {"train": "train", "validation": "validation"}
+    files = {"train": "train", "validation": "validation"}
     if name == "mnli":
-        halves = "validation_matched", "validation_mismatched"
-        names |= dict(zip(("validation", "validation-mismatched"), halves, strict=True))
-    if source is None:
-        hub, where = load_hub(HUB_ID, name), f"{HUB_ID} {name}"
-        with reading(where):
-            parts = {part: hub[file].to_pandas() for part, file in names.items()}
-    else:
-        folder = _folder(name, source)
-        where, parts = str(folder), {part: _read(folder, file) for part, file in names.items()}
-    return load_table(where, parts, TASKS[name], ReadingConfig())
+        files["validation"] = "validation_matched"
+        files["validation-mismatched"] = "validation_mismatched"
+    if data is None:
+        hub, source = load_hub(HUB_ID, name), f"{HUB_ID} {name}"
+        with reading(source):
+            parts = {part: hub[file].to_pandas() for part, file in files.items()}
+        return source, parts, TASKS[name]
+    folder = data if bare(data.name) == name else named_entry(data, name)
+    return str(folder), {part: _part(folder, f) for part, f in files.items()}, TASKS[name]
 
 
-def _read(folder: Path, split: str) -> Any:
+def _part(folder: Path, split: str) -> Any:
     """The data frame of a split, in the order of its files."""
     import pandas
 
     paths = sorted(folder.glob(f"{split}-*.parquet"))
     if not paths:
-        known = ", ".join(sorted(path.name for path in folder.iterdir())[:20]) or "nothing"
-        raise UserError(f"{folder} holds no {split}-*.parquet; it holds: {known}")
+        raise UserError(f"{folder} holds no {split}-*.parquet; give the hub's files")
     return pandas.concat(map(read_table, paths), ignore_index=True)
-
-
-def _folder(name: str, directory: Path) -> Path:
-    """The folder of a task, however its name is written."""
-    with reading(directory):
-        folders = [directory, *sorted(path for path in directory.iterdir() if path.is_dir())]
-    for folder in folders:
-        if folder.name.lower().replace("-", "").replace("_", "") == name:
-            return folder
-    known = ", ".join(path.name for path in folders[1:][:20]) or "no folder"
-    raise UserError(f"{directory} holds no folder of {name}; it holds: {known}")

@@ -16,13 +16,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exlm_lab.downstream.layouts import AS_IT_IS, Layout, load_table
-from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.tables import read_table
-from exlm_lab.downstream.task import Splits, Task, find_file, load_hub
+from exlm_lab.downstream.task import Task, load_hub, named_entry
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
-from exlm_mini.data.molecules import Cleaning
 
 SMILES_COLUMNS = ("smiles", "mol")
 NOT_LABELS = {"mol_id", "name", "num", "cid", "model", "pic50", *SMILES_COLUMNS}
@@ -52,23 +49,8 @@ BENCHMARKS = {
 }
 
 
-def load(
-    name: str,
-    data: Path | None = None,
-    how: ReadingConfig | None = None,
-    cleaning: Cleaning = AS_IT_IS,
-) -> tuple[Task, Splits]:
-    """A set of MoleculeNet, split and cleaned; ``data`` is its file, or a directory that has it."""
-    source, frame, layout = read(name, data)
-    task, splits = load_table(
-        source, {"train": frame}, layout, how or ReadingConfig(), cleaning
-    )
-    splits.notes["paper_sizes"] = list(BENCHMARKS[name].sizes)
-    return task, splits
-
-
-def read(name: str, data: Path | None = None) -> tuple[str, Any, Layout]:
-    """Name, data frame and layout of a set, from the hub without ``data``."""
+def read(name: str, data: Path | None = None) -> tuple[str, dict[str, Any], Task]:
+    """Source, data frame and task of a set; ``data`` is its file, or a directory that has it."""
     benchmark = BENCHMARKS[name]
     if data is None:
         source = HUB_PREFIX + benchmark.hub
@@ -76,14 +58,17 @@ def read(name: str, data: Path | None = None) -> tuple[str, Any, Layout]:
         with reading(source):
             frame = hub["train"].to_pandas()
     else:
-        path = data if data.is_file() else find_file(data, f"{name}.csv", f"{name}_data.csv")
+        path = data if data.is_file() else named_entry(data, f"{name}.csv", f"{name}_data.csv")
         source, frame = str(path), read_table(path)
+    header = {str(own).strip().casefold(): str(own) for own in frame}
+    column = next((own for own in SMILES_COLUMNS if own in header), SMILES_COLUMNS[0])
     labels = [str(own) for own in frame if str(own).strip().casefold() not in NOT_LABELS]
-    if (benchmark.label or "").casefold() in (own.strip().casefold() for own in labels):
-        labels = [str(benchmark.label)]
+    if benchmark.label and benchmark.label.casefold() in header:
+        labels = [benchmark.label]
     if len(labels) != benchmark.num_labels:
         raise UserError(
             f"{source}: {name} has {benchmark.num_labels} label column(s), found {len(labels)}: "
             f"{', '.join(labels)[:300]}; give the file of {name}"
         )
-    return source, frame, Layout(name, "smiles", (SMILES_COLUMNS,), tuple(labels), "labels")
+    task = Task(name, "labels", (), "", "smiles", (column,), tuple(labels))
+    return source, {"train": frame}, task

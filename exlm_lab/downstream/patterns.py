@@ -13,14 +13,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from exlm_lab.downstream.layouts import AS_IT_IS, Layout, load_table
+from exlm_lab.downstream.examples import load_table
 from exlm_lab.downstream.metrics import mean_roc_auc
 from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.task import Splits, Task
-from exlm_mini.data.molecules import Cleaning, embedded_molecules, read_molecule
+from exlm_mini.data.molecules import embedded_molecules, read_molecule
 from exlm_mini.data.tokenizer import SMILES_SYMBOL
 
 NAME = "embedded-molecules"
@@ -35,17 +36,19 @@ rings."""
 L2_PENALTY = 1e-3
 
 
-def load(
-    how: ReadingConfig | None = None, cleaning: Cleaning = AS_IT_IS
-) -> tuple[Task, Splits]:
-    """The embedded task, split and cleaned like the sets of MoleculeNet."""
+def read(*_: Any) -> tuple[str, dict[str, Any], Task]:
+    """Source, data frame and task."""
     import pandas
 
     smiles = list(embedded_molecules())
     frame = pandas.DataFrame(labels_of(smiles), columns=list(PATTERNS)).assign(smiles=smiles)
-    layout = Layout(NAME, "smiles", (("smiles",),), tuple(PATTERNS), "labels")
-    source = "the embedded molecules"
-    return load_table(source, {"train": frame}, layout, how or ReadingConfig(), cleaning)
+    task = Task(NAME, "labels", (), "", "smiles", ("smiles",), tuple(PATTERNS))
+    return "the embedded molecules", {"train": frame}, task
+
+
+def load() -> tuple[Task, Splits]:
+    """The task, split by scaffolds like the sets of MoleculeNet."""
+    return load_table(*read(), ReadingConfig())
 
 
 def labels_of(smiles: Sequence[str]) -> np.ndarray:

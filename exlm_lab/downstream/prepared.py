@@ -33,7 +33,7 @@ WINDOW_LENGTH, WINDOW_OVERLAP, MAX_QUESTION = 384, 128, 64
 EXAMPLES_LOOKED_AT = 1000
 """To say which pieces of text a vocabulary lacks."""
 
-PROBLEM_TYPES = {
+PROBLEM_TYPES: dict[str | None, str] = {
     "classes": "single_label_classification",
     "labels": "multi_label_classification",
     "numbers": "regression",

@@ -36,11 +36,6 @@ ERRORS = ("rmse", "mae")
 """Metrics in the unit of what is predicted; others are shares."""
 PRINTED_BESIDE = {"mnli": "mnli-mismatched", "squad_v2": "squad_v2-exact"}
 """Further printed results of a task, by their names in ``paper.json``."""
-ACCURACIES = {
-    "majority_accuracy": "always the largest class:",
-    "best_accuracy": "the most anyone can reach:",
-}
-"""Notes of the embedded tasks that put an accuracy into perspective."""
 
 
 def task_record(result: Result, recipe: Tuning, made_with: dict[str, Any]) -> dict[str, Any]:
@@ -241,7 +236,6 @@ def notes(record: dict[str, Any]) -> list[str]:
     if any(n["unknown_share"] for n in rows.values()):
         shares = [f"{part} {n['unknown_share']:.2%}" for part, n in rows.items()]
         lines.append(f"tokens that are [UNK]: {', '.join(shares)}")
-    lines += [f"{text} {100 * known[n]:.1f}" for n, text in ACCURACIES.items() if n in known]
     if record["baselines"]:
         over = f"{record['report'].removesuffix('-sd')} of {len(record['seeds'])}"
         lines.append(f"reached on the {record['part']} rows, {over}")

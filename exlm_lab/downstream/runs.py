@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from exlm_lab.downstream.grid import best_setting, key, setting_of
 from exlm_lab.downstream.prepared import Problem, identity_of
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
-from exlm_lab.ledger import MADE_AGAIN, Ledger, StoppedError, check_identity
+from exlm_lab.ledger import MADE_AGAIN, StoppedError, check_identity
 from exlm_mini.data.files import read_json, write_json
 from exlm_mini.reading.trained import Trained
 from exlm_mini.training.console import Progress, ProgressLine, in_words
@@ -52,8 +52,8 @@ class Result(NamedTuple):
 
 
 @dataclass
-class TuningLedger(Ledger):
-    """The finished runs of a task in a directory. A cell is its settings, a ``TuneConfig``.
+class TuningLedger:
+    """The finished runs of a task in a directory, by setting and seed.
 
     A record holds the identity of the run, metrics by part, best_epoch, history, seconds, …; for a
     run that diverged it only says why.
@@ -74,71 +74,65 @@ class TuningLedger(Ledger):
     should_stop: Callable[[], bool] = lambda: False
     """Asked after every step; if true a checkpoint is saved and ``StoppedError`` raised."""
 
-    def path(self, cell: TuneConfig, seed: int) -> Path:
-        """See ``Ledger``."""
-        return self.directory / "cells" / f"{self._name(cell, seed)}.json"
-
-    def read(self, cell: TuneConfig, seed: int) -> dict[str, Any]:
-        """See ``Ledger``."""
-        path, identity = self.path(cell, seed), self._identity(cell, seed)
-        record = read_json(path, MADE_AGAIN)
-        remedy = "choose another --output, or use the same checkpoint and data"
-        check_identity(path, record, identity, remedy)
-        return record
-
-    def write(self, path: Path, record: Mapping[str, Any]) -> None:
-        """See ``Ledger``; sealed."""
-        write_json(path, dict(record))
-
-    def make(
-        self, cell: TuneConfig, seed: int, on_progress: Callable[[Progress], None]
-    ) -> dict[str, Any]:
-        """See ``Ledger``."""
-        # transformers takes seconds
-        from exlm_lab.downstream.finetuning import fine_tune
-        from exlm_lab.downstream.saving import save_model
-
-        record = self._identity(cell, seed)
-        run = self.pretrained, self.problem, cell, seed, self._running(cell, seed)
-        try:
-            tuned = fine_tune(*run, self.device, on_progress, self.should_stop)
-        except DivergedError as error:
-            self.report(str(error))
-            return {**record, "diverged": str(error)}
-        if self.model is not None:
-            reached = tuned.metrics["validation"][self.problem.task.metric]
-            name = self._name(cell, seed)
-            save_model(self.model, tuned.model, self.pretrained, self.problem, name, reached)
-        return {
-            **record,
-            **{name: value for name, value in tuned._asdict().items() if name != "model"},
-            "device": str(choose_device(self.device)),
-        }
+    def path(self, config: TuneConfig, seed: int) -> Path:
+        """Where the record of a run lies."""
+        return self.directory / "cells" / f"{self._name(config, seed)}.json"
 
     def run(
         self,
-        cell: TuneConfig,
+        config: TuneConfig,
         seed: int,
         on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> dict[str, Any]:
-        """See ``Ledger``; removes files that are no longer needed."""
-        record = super().run(cell, seed, on_progress)
-        running = self._running(cell, seed)  # still there after a kill just before this line
+        """The record of a run; it is made if it is not there.
+
+        Raises:
+            UserError: if it is damaged, or of another run.
+            StoppedError: if stopped; the next call goes on from there.
+        """
+        path = self.path(config, seed)
+        run = identity_of(self.pretrained, self.problem, config, seed)
+        identity = {"task": self.problem.task.name, **run}
+        running = self.directory / "running" / self._name(config, seed)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)  # a long run is not made in vain
+            write_json(path, identity | self._made(config, seed, running, on_progress))
+        record = read_json(path, MADE_AGAIN)
+        remedy = "choose another --output, or use the same checkpoint and data"
+        check_identity(path, record, identity, remedy)
+        # Still there after a kill just before this line.
         shutil.rmtree(running, ignore_errors=True)
         for parent in list(running.parents)[:3]:  # SETTING, TASK and running/ itself
             with contextlib.suppress(OSError):  # other runs are in there
                 parent.rmdir()
         return record
 
-    def _name(self, cell: TuneConfig, seed: int) -> str:
-        return f"{self.problem.task.name}/{key(cell)}/seed-{seed}"
+    def _made(
+        self,
+        config: TuneConfig,
+        seed: int,
+        running: Path,
+        on_progress: Callable[[Progress], None],
+    ) -> dict[str, Any]:
+        # transformers takes seconds
+        from exlm_lab.downstream.finetuning import fine_tune
+        from exlm_lab.downstream.saving import save_model
 
-    def _running(self, cell: TuneConfig, seed: int) -> Path:
-        return self.directory / "running" / self._name(cell, seed)
+        run = self.pretrained, self.problem, config, seed, running
+        try:
+            tuned = fine_tune(*run, self.device, on_progress, self.should_stop)
+        except DivergedError as error:
+            self.report(str(error))
+            return {"diverged": str(error)}
+        if self.model is not None:
+            reached = tuned.metrics["validation"][self.problem.task.metric]
+            name = self._name(config, seed)
+            save_model(self.model, tuned.model, self.pretrained, self.problem, name, reached)
+        kept = {name: value for name, value in tuned._asdict().items() if name != "model"}
+        return {**kept, "device": str(choose_device(self.device))}
 
-    def _identity(self, cell: TuneConfig, seed: int) -> dict[str, Any]:
-        run = identity_of(self.pretrained, self.problem, cell, seed)
-        return {"task": self.problem.task.name, **run}
+    def _name(self, config: TuneConfig, seed: int) -> str:
+        return f"{self.problem.task.name}/{key(config)}/seed-{seed}"
 
 
 def num_runs(settings: list[TuneConfig], seeds: tuple[int, ...]) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exlm_lab.downstream.task import Task, find_file, load_hub
+from exlm_lab.downstream.task import Task, load_hub, named_entry
 from exlm_lab.parsed import Shape, parsed
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
@@ -98,7 +98,7 @@ def load_squad(source: Path | None = None) -> Squad:
         with reading(where):
             parts = [list(hub[part]) for part in ("train", "validation")]
         return Squad(*(read_questions(rows, where) for rows in parts))
-    return Squad(*(read_file(find_file(source, name)) for name in FILES))
+    return Squad(*(read_file(named_entry(source, name)) for name in FILES))
 
 
 def read_file(path: Path) -> tuple[list[Question], int]:

@@ -7,6 +7,7 @@ Shapes: R examples, C classes, labels or numbers.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -46,15 +47,17 @@ class Task(NamedTuple):
     """A task by name."""
 
     name: str
-    kind: Kind
+    kind: Kind | None
+    """None until its table is read, whose cells say it."""
     classes: tuple[str, ...]
-    """Names of the classes, or of the labels or numbers; empty for spans."""
+    """Names of the classes, or of the labels or numbers; empty for spans, or as ``kind``."""
     metric: str
-    """The metric that chooses between runs: a key of the result of ``metrics.evaluate``."""
+    """The metric that chooses between runs: a key of the result of ``metrics.evaluate``; empty
+    until its table is read, where the kind says it."""
     input: str
     """text, smiles or toy."""
     columns: tuple[str, ...] = ()
-    """Of its texts, in a table."""
+    """Of its texts, in a table: one, or a pair."""
     targets: tuple[str, ...] = ()
     """Columns of its answers, in a table."""
     numbers: tuple[str, ...] = ()
@@ -66,19 +69,22 @@ class Task(NamedTuple):
         return np.isin(self.classes, self.classes if self.kind == "numbers" else self.numbers)
 
 
-def find_file(directory: Path, *names: str) -> Path:
-    """The first of these files in a directory, plain or compressed, ignoring case."""
+def named_entry(directory: Path, *names: str) -> Path:
+    """The first of these files or folders in a directory, plain or compressed; neither case nor
+    dashes count."""
     with reading(directory):
-        there = {path.name.lower(): path for path in sorted(directory.iterdir())}
+        there = {bare(path.name): path for path in sorted(directory.iterdir())}
     for name in names:
         for suffix in ("", *COMPRESSIONS):
-            if path := there.get((name + suffix).lower()):
+            if path := there.get(bare(name + suffix)):
                 return path
     names_there = ", ".join(path.name for path in [*there.values()][:20]) or "nothing"
-    raise UserError(
-        f"{directory} holds no {' or '.join(names)} (plain, {' or '.join(COMPRESSIONS)}); it "
-        f"holds: {names_there}"
-    )
+    raise UserError(f"{directory} holds no {' or '.join(names)}; it holds: {names_there}")
+
+
+def bare(name: str) -> str:
+    """A name without case and dashes."""
+    return re.sub("[-_]", "", name).lower()
 
 
 def load_hub(name: str, *config: str) -> Any:

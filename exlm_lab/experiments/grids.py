@@ -19,7 +19,6 @@ from exlm_lab.experiments.correlations import (
 )
 from exlm_lab.experiments.metric_names import DOWNSTREAM, PROBE
 
-_PLAIN: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "weight_decay": 0.01}
 _INPUTS: dict[Input, dict[str, Any]] = {
     "toy": {
         "base": "sweep/toy",
@@ -29,18 +28,12 @@ _INPUTS: dict[Input, dict[str, Any]] = {
             "toy-inference",
             TuneConfig(
                 epochs=3, batch_size=8, learning_rate=2e-3, clip_norm=1.0, warmup_share=0.2,
-                **_PLAIN,
+                dropout=0.0, attention_dropout=0.0, weight_decay=0.01,
             ),
             2000, 300, 1500,
         ),
     },
-    "english": {
-        "base": "sweep/english",
-        "seeds": (1, 2),
-        "downstream": Downstream(
-            "sections", TuneConfig(epochs=6, batch_size=16, learning_rate=1e-3, **_PLAIN)
-        ),
-    },
+    "english": {"base": "sweep/english", "seeds": (1, 2)},
     # Half of the study's model and a third of its steps: some cells read eight copies.
     "molecules": {
         "base": "sweep/smiles",

@@ -2,48 +2,53 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from exlm_lab.experiments.catalogue import experiment
 from exlm_lab.experiments.cells import Cell, Downstream
-from exlm_lab.experiments.records import AGAIN, read_lines, read_record
+from exlm_lab.experiments.records import AGAIN, Record, read_lines, read_record
 from exlm_lab.experiments.running import Runner
-from exlm_lab.ledger import Ledger, check_identity
+from exlm_lab.ledger import check_identity
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.recipes import plain
+from exlm_mini.data.files import write_atomically
 from exlm_mini.training.console import Progress
 from exlm_mini.training.processes import choose_device
 from exlm_mini.training.provenance import machine
 
 VERSION = 1
 """Of what a record holds; one of another version is refused."""
-TESTED = ("bits_per_mask", "bits_per_row", "floor_bits_per_row", "joint_bits_per_row")
-"""Metrics that are also taken with other masks."""
 DIGITS = 6
 """Significant ones of a number in a record."""
 
 
-class SweepLedger(Ledger):
-    """The records of one experiment."""
+class SweepLedger(NamedTuple):
+    """The records of one experiment, by cell and seed."""
 
-    def __init__(self, output: Path, sweep: str, runner: Runner) -> None:
-        self.output, self.sweep, self.runner = output, sweep, runner
+    output: Path
+    sweep: str
+    runner: Runner
 
     def path(self, cell: Cell, seed: int) -> Path:
-        """See ``Ledger``."""
+        """Where the record of a run lies until it is collected."""
         return self.output / self.sweep / f"{cell.name}-seed{seed}.json"
 
-    def read(self, cell: Cell, seed: int) -> dict[str, Any]:
-        """See ``Ledger``."""
+    def record(self, cell: Cell, seed: int) -> Record | None:
+        """The record of a run, none if it was not made; ``UserError`` if it is of other settings,
+        or damaged."""
         path, lines = self.path(cell, seed), self.output / f"{self.sweep}.jsonl"
-        where: object = path
-        if not path.exists():
+        if path.exists():
+            where, record = str(path), read_record(path)
+        elif (cell.name, seed) in read_lines(lines):
             where = f"the line of cell {cell.name} seed {seed} in {lines}"
-        record = read_record(path) if where is path else read_lines(lines)[cell.name, seed]
+            record = read_lines(lines)[cell.name, seed]
+        else:
+            return None
         tuned = (record.get("downstream") or {}).get("setting")
         identity = {
             **record,
@@ -55,43 +60,25 @@ class SweepLedger(Ledger):
         check_identity(where, identity, self._identity(cell, seed, record), remedy)
         return record
 
-    def is_done(self, cell: Cell, seed: int) -> bool:
-        """See ``Ledger``; a record may have been collected."""
-        lines = read_lines(self.output / f"{self.sweep}.jsonl")
-        is_there = self.path(cell, seed).exists() or (cell.name, seed) in lines
-        return is_there and bool(self.read(cell, seed))
+    def run(
+        self,
+        cell: Cell,
+        seed: int,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+    ) -> Record:
+        """The record of a run; it is made if it is not there.
 
-    def make(
-        self, cell: Cell, seed: int, on_progress: Callable[[Progress], None]
-    ) -> dict[str, Any]:
-        """See ``Ledger``."""
-        changed, extra = self.equal_cost(cell)
-        changed |= self._started(cell, seed)
-        if cell.start is not None:
-            self.runner.train(cell.start.config(seed), on_progress)
-        config = cell.config(seed, changed)
-        is_timed, device = cell.is_timed, choose_device(self.runner.device)
-        done = self._timed(config) if is_timed else self._trained(cell, config, on_progress)
-        done["metrics"] |= extra
-        paper = cell.paper and {"table": cell.paper[0], "row": cell.paper[1]}
-        return {
-            "sweep": self.sweep,
-            "cell": cell.name,
-            "input": cell.input,
-            "seed": seed,
-            "version": VERSION,
-            "settings": {**cell.settings, **changed},
-            "objective": config.objective,
-            "config": plain(config),
-            "watched": dict(cell.watched),
-            "paper": paper,
-            **done,
-            "versions": machine(device),
-        }
-
-    def write(self, path: Path, record: Mapping[str, Any]) -> None:
-        """See ``Ledger``; numbers have ``DIGITS`` digits."""
-        super().write(path, _short(record))
+        Raises:
+            UserError: as ``record``, or if a number is not finite.
+            StoppedError: if stopped; the next call goes on from there.
+        """
+        if record := self.record(cell, seed):
+            return record
+        path = self.path(cell, seed)
+        path.parent.mkdir(parents=True, exist_ok=True)  # a long run is not made in vain
+        record = _short(self._made(cell, seed, on_progress))
+        write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+        return record
 
     def equal_cost(self, cell: Cell) -> tuple[dict[str, Any], dict[str, float]]:
         """Steps of a cell that is to cost what another does, and the ratio; else nothing.
@@ -102,49 +89,40 @@ class SweepLedger(Ledger):
             return {}, {}
         sweep, name = cell.cost_of
         timed = experiment(sweep).cell(name)
-        seed = timed.seeds[0]
-        ledger = SweepLedger(self.output, sweep, self.runner)
-        ratio = ledger.run(timed, seed)["metrics"]["cost_ratio"]
-        config = cell.config(seed)
+        ledger = self._replace(sweep=sweep)
+        ratio = ledger.run(timed, timed.seeds[0])["metrics"]["cost_ratio"]
+        config = cell.config(timed.seeds[0])
         factor = ratio if config.objective == "mlm" else 1 / ratio
         return {"train.steps": round(factor * config.train.steps)}, {"cost_ratio": ratio}
 
-    def _started(self, cell: Cell, seed: int) -> dict[str, Any]:
-        """The setting of a cell that goes on from another one."""
-        if cell.start is None:
-            return {}
-        folder = self.runner.folder(cell.start.config(seed))
-        return {"train.start_from": str(folder.relative_to(self.runner.work))}
-
-    def _timed(self, config: RunConfig) -> dict[str, Any]:
-        metrics, seconds = self.runner.time(config)
-        return {
-            "metrics": metrics, "curve": [], "downstream": None, "seconds": {"measure": seconds}
-        }  # fmt: skip
-
-    def _trained(
-        self, cell: Cell, config: RunConfig, on_progress: Callable[[Progress], None]
+    def _made(
+        self, cell: Cell, seed: int, on_progress: Callable[[Progress], None]
     ) -> dict[str, Any]:
-        trained = self.runner.train(config, on_progress, cell.watched)
-        metrics, measuring = self.runner.measure(
-            config, watched=cell.watched, with_prize=cell.with_prize
-        )
-        for name, masks in cell.tested_with.items():
-            others, seconds = self.runner.measure(config, masks, cell.watched)
-            metrics |= {f"{m}@{name}": others[m] for m in TESTED if m in others}
-            measuring += seconds
-        downstream, tuning = None, 0.0
-        if cell.downstream is not None:
-            downstream, tuning = self.runner.fine_tune(config, cell.downstream, cell.watched)
-        spent = {"pretrain": trained.pop("seconds"), "measure": measuring, "finetune": tuning}
+        runner, (changed, extra) = self.runner, self.equal_cost(cell)
+        if cell.start is not None:
+            start = cell.start.config(seed)
+            runner.train(start, on_progress)
+            folder = runner.folder(start).relative_to(runner.work)
+            changed["train.start_from"] = str(folder)
+        config = cell.config(seed, changed)
+        own = runner.time(config) if cell.is_timed else runner.run(cell, config, on_progress)
+        own["metrics"] |= extra
         return {
-            "metrics": {**metrics, "steps": trained.pop("steps")},
-            "downstream": downstream,
-            **trained,
-            "seconds": spent,
+            "sweep": self.sweep,
+            "cell": cell.name,
+            "input": cell.input,
+            "seed": seed,
+            "version": VERSION,
+            "settings": {**cell.settings, **changed},
+            "objective": config.objective,
+            "config": plain(config),
+            "watched": dict(cell.watched),
+            "paper": cell.paper and {"table": cell.paper[0], "row": cell.paper[1]},
+            **own,
+            "versions": machine(choose_device(runner.device)),
         }
 
-    def _identity(self, cell: Cell, seed: int, record: Mapping[str, Any]) -> dict[str, Any]:
+    def _identity(self, cell: Cell, seed: int, record: Record) -> dict[str, Any]:
         """What the record of a cell must say.
 
         Steps that were measured are taken from it, and so is the folder that it started from: its
@@ -157,15 +135,17 @@ class SweepLedger(Ledger):
             changed["train.steps"] = train.get("steps")
         if cell.start is not None:
             changed["train.start_from"] = train.get("start_from")
-        return {
+        identity = {
             "version": VERSION,
             "sweep": self.sweep,
             "cell": cell.name,
             "seed": seed,
             "config": plain(cell.config(seed, changed)),
-            "downstream": cell.downstream and plain(cell.downstream),
             "watched": dict(cell.watched),
         }
+        if cell.downstream is not None:  # of a record that knows more, that is no part
+            identity["downstream"] = plain(cell.downstream)
+        return identity
 
 
 def _short(value: Any, name: str = "") -> Any:

@@ -22,14 +22,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 
 from exlm_lab.benchmarks.costs import step_costs
 from exlm_lab.downstream.catalogue import ReadingConfig, load_task
 from exlm_lab.downstream.prepared import Problem, load_problem, make_problem
 from exlm_lab.downstream.task import Examples
-from exlm_lab.experiments.cells import Downstream
+from exlm_lab.experiments.cells import Cell, Downstream
 from exlm_lab.experiments.frozen import held_out, measure_molecules
 from exlm_lab.experiments.measures import measure, measure_together
 from exlm_lab.ledger import StoppedError
@@ -46,6 +45,8 @@ from exlm_mini.training.trainer import Trainer
 CORPUS_SEED = 1
 """Of the split and of the toy sentences, the same for all cells and seeds."""
 CURVE = ("validation_bits_per_mask", "validation_bits_per_row", "validation_mask_accuracy")
+TESTED = ("bits_per_mask", "bits_per_row", "floor_bits_per_row", "joint_bits_per_row")
+"""Metrics that are also taken with other masks."""
 Watched = Mapping[str, float | None]
 """The watched metrics of a ``Cell``; empty for a run of fixed length."""
 NOTHING: Watched = MappingProxyType({})
@@ -148,24 +149,31 @@ class Runner:
             trainer.begin_from(before)
         return trainer
 
-    def measure(
-        self,
-        config: RunConfig,
-        masks: Mapping[str, Any] | None = None,
-        watched: Watched = NOTHING,
-        with_prize: bool = False,
-    ) -> tuple[dict[str, float], float]:
-        """The results of ``measures.measure`` for the trained model, and the seconds it took.
-
-        With ``masks``, dotted settings, it is measured with other masks; ``with_prize`` adds what
-        there is to win and how masks are filled (``measures.measure_together``).
-        """
+    def run(
+        self, cell: Cell, config: RunConfig, on_progress: Callable[[Progress], None]
+    ) -> dict[str, Any]:
+        """Train a cell, measure it and fine-tune it: what its record says of the run."""
+        trained = self.train(config, on_progress, cell.watched)
         start = time.monotonic()
-        pretrained = load(self.folder(config, watched), self.report)
+        metrics = self.measure(config, cell)
+        for name, masks in cell.tested_with.items():
+            others = self.measure(config, cell, masks)
+            metrics |= {f"{m}@{name}": others[m] for m in TESTED if m in others}
+        seconds = {"pretrain": trained.pop("seconds"), "measure": time.monotonic() - start}
+        downstream, seconds["finetune"] = self.fine_tune(config, cell)
+        metrics["steps"] = trained.pop("steps")
+        return {"metrics": metrics, "downstream": downstream, **trained, "seconds": seconds}
+
+    def measure(
+        self, config: RunConfig, cell: Cell, masks: Mapping[str, Any] | None = None
+    ) -> dict[str, float]:
+        """The results of ``measures.measure`` for the trained model of a cell, and those that its
+        kind of data has besides; with other masks, dotted settings, if given."""
+        pretrained = load(self.folder(config, cell.watched), self.report)
         with_masks = replaced(pretrained.config, masks or {})
         model, corpus = pretrained.model, self.corpus(config)
         numbers = measure(model, with_masks, corpus)
-        if with_prize:
+        if cell.with_prize:
             numbers |= measure_together(model, with_masks, corpus, pretrained.tokenizer)
         elif corpus.kind == "smiles" and masks is None:
             folder, pack = self._corpus_folder(config) / "molecules", corpus.validation
@@ -174,17 +182,17 @@ class Runner:
             is_repeated = config.objective == "repeated-mlm"
             k = config.masking.num_copies if is_repeated else None
             numbers |= measure_molecules(model, pretrained.tokenizer, pack, known, k)
-        return numbers, time.monotonic() - start
+        return numbers
 
-    def time(self, config: RunConfig) -> tuple[dict[str, float], float]:
-        """The results of ``step_costs``, and the seconds it took."""
-        start = time.monotonic()
-        return step_costs(self._here(config), self.corpus(config)), time.monotonic() - start
+    def time(self, config: RunConfig) -> dict[str, Any]:
+        """What the record of a run says whose steps are only timed, see ``step_costs``."""
+        start, corpus = time.monotonic(), self.corpus(config)
+        metrics = step_costs(self._here(config), corpus)
+        seconds = {"measure": time.monotonic() - start}
+        return {"metrics": metrics, "curve": [], "downstream": None, "seconds": seconds}
 
-    def fine_tune(
-        self, config: RunConfig, downstream: Downstream, watched: Watched = NOTHING
-    ) -> tuple[dict[str, Any], float]:
-        """The downstream result of the trained model, and the seconds it took.
+    def fine_tune(self, config: RunConfig, cell: Cell) -> tuple[dict[str, Any] | None, float]:
+        """The downstream result of the trained model of a cell, and the seconds it took.
 
         The seed is that of the run. The best epoch is chosen on the validation rows.
 
@@ -193,10 +201,13 @@ class Runner:
         """
         from exlm_lab.downstream.finetuning import fine_tune  # transformers takes seconds
 
-        pretrained = load(self.folder(config, watched), self.report)
+        downstream, model = cell.downstream, self.folder(config, cell.watched)
+        if downstream is None:
+            return None, 0.0
+        pretrained = load(model, self.report)
         problem = self._problem(downstream, pretrained)
         name = _digest({"downstream": asdict(downstream), "problem": problem.sha256})
-        folder = self.folder(config, watched) / f"finetune-{name}"
+        folder = model / f"finetune-{name}"
         with self._alone(folder):
             tuned = fine_tune(
                 pretrained, problem, downstream.tune, config.seed, folder, self.device,
@@ -210,8 +221,6 @@ class Runner:
             "test": reached.get("test", reached["validation"]),
             "validation": reached["validation"],
             "best_epoch": tuned.best_epoch,
-            "best_possible": problem.notes.get("best_accuracy"),
-            "majority": _majority(problem),
             "finetune_seed": config.seed,
             "setting": asdict(downstream),
         }, tuned.seconds
@@ -308,12 +317,3 @@ def _got_there(folder: Path, watched: Watched) -> bool:
 def _digest(settings: dict[str, Any]) -> str:
     """A short name of settings."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _majority(problem: Problem) -> float | None:
-    """Accuracy of always naming the class that is most frequent in training."""
-    if problem.task.kind != "classes":
-        return None
-    parts = problem.parts
-    part = next(parts[n] for n in ("test", "validation") if n in parts and len(parts[n].labels))
-    return float(np.mean(part.labels == np.bincount(problem.train.labels).argmax()))

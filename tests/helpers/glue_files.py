@@ -8,8 +8,7 @@ LABELS = {"stsb": (3.8, 5.0), "mnli": (2, 0)}
 
 
 def table(name: str) -> pandas.DataFrame:
-    columns = [column for (column,) in TASKS[name].columns]
-    texts = {column: [f'A "{column}.', f"The {column}."] for column in columns}
+    texts = {column: [f'A "{column}.', f"The {column}."] for column in TASKS[name].columns}
     return pandas.DataFrame({**texts, "label": LABELS.get(name, (1, 0)), "idx": (0, 1)})
 
 

@@ -180,7 +180,7 @@ def test_a_signal_stops_and_the_same_command_goes_on(runs, molecules, tmp_path, 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "run"),
-    [("embedded-molecules", "smiles"), ("sections", "text"), ("toy-inference", "toy")],
+    [("embedded-molecules", "smiles"), ("toy-inference", "toy")],
 )
 def test_embedded_tasks_run_on_a_bare_machine(runs, tmp_path, task, run):
     argv = ["--task", task, "--checkpoint", runs / run, "--threads", "1", *ONE]
@@ -188,12 +188,14 @@ def test_embedded_tasks_run_on_a_bare_machine(runs, tmp_path, task, run):
 
 
 def test_without_a_task_those_that_the_run_can_read_are_taken(runs, capsys):
-    argv = ["--checkpoint", runs / "text", "--dry-run"]
+    argv = ["--checkpoint", runs / "toy", "--dry-run"]
     for more in ([], ["--recipe", "finetune/tiny"]):
         assert main(words(*argv, *more)) == 0
         shown = capsys.readouterr()
-        assert shown.err == "no --task: sections\n"
-        assert {line.partition(":")[0] for line in shown.out.splitlines()} == {"sections"}
+        assert shown.err == "no --task: toy-inference\n"
+        assert {line.partition(":")[0] for line in shown.out.splitlines()} == {"toy-inference"}
+    argv = ["--checkpoint", runs / "text", "--dry-run"]
+    refused(capsys, argv, "no task of text is embedded", "--task")
     argv = ["--checkpoint", runs / "smiles", "--recipe", "finetune/table-6"]
     assert main(words(*argv)) == 2
     assert "mnli consists of text" in capsys.readouterr().err
@@ -206,7 +208,7 @@ def test_without_a_task_those_that_the_run_can_read_are_taken(runs, capsys):
     ("more", "parts"),
     [
         (["--task", "bbb"], ["unknown task 'bbb'", "did you mean bbbp"]),
-        (["--task", "sections"], ["sections consists of text", "on smiles"]),
+        (["--task", "rte"], ["rte consists of text", "on smiles"]),
         (["--train.epochs", "0"], ["epochs is '0'"]),
         (["--data.split", "scafold"], ["data.split is 'scafold'", "did you mean scaffold"]),
         (["--column", "SMILES"], ["--column is for a TABLE"]),

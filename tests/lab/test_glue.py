@@ -5,7 +5,13 @@ import pytest
 from glue_files import table, write_task
 from refusals import told
 
-from exlm_lab.downstream.glue import HUB_ID, TASKS, load_glue
+from exlm_lab.downstream.examples import load_table
+from exlm_lab.downstream.glue import HUB_ID, TASKS, read
+from exlm_lab.downstream.settings import ReadingConfig
+
+
+def load_glue(name, source=None):
+    return load_table(*read(name, source), ReadingConfig())
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -17,7 +23,7 @@ def test_a_task_is_read_from_a_folder_laid_out_like_the_hub(tmp_path, name):
         assert (task.name, task.metric) == (name, TASKS[name].metric)
         others = [examples for _, examples in splits.others]
         for examples in (splits.train, splits.validation, *others):
-            columns = [table(name)[column] for (column,) in TASKS[name].columns]
+            columns = [table(name)[column] for column in TASKS[name].columns]
             assert examples.texts == [*zip(*columns, strict=True)]
             assert examples.labels.ravel().tolist() == table(name)["label"].tolist()
             assert examples.labels.dtype == (np.float64 if name == "stsb" else np.int64)
@@ -60,7 +66,7 @@ def test_a_column_is_known_in_any_case_and_missed_by_name(tmp_path, column):
 
 
 def test_missing_and_damaged_files_are_told_by_name(tmp_path):
-    told(lambda: load_glue("cola", tmp_path), tmp_path, "cola", "no folder")
+    told(lambda: load_glue("cola", tmp_path), tmp_path, "holds no cola")
     folder = write_task(tmp_path, "rte")
     (folder / "validation-00000-of-00001.parquet").unlink()
     told(lambda: load_glue("rte", tmp_path), folder, "validation")

@@ -167,7 +167,7 @@ REPEATED = {"mask_ratio": 0.387, "num_copies": 4}
         ("repeated-mlm", "mnli", "table-6", None,
          [("| 83.6 (Table 2) | 81.0 (Figure 3), 81.8 (Figure 8)",)]),
         ("repeated-mlm", "bace", "table-8", None, [("77.8",)]),
-        ("exlm", "sections", "none", None, [("50.0",)]),
+        ("exlm", "toy-inference", "none", None, [("50.0",)]),
     ],
 )  # fmt: skip
 def test_a_row_stands_beside_those_of_the_paper_for_its_objective(
@@ -178,7 +178,7 @@ def test_a_row_stands_beside_those_of_the_paper_for_its_objective(
     head, _, *lines = table(results)
     for line, parts in zip(lines, rows, strict=True):
         assert all(part in line for part in parts), line
-    columns = {("mlm", "mnli"): 1, ("repeated-mlm", "bace"): 1, ("exlm", "sections"): 0}
+    columns = {("mlm", "mnli"): 1, ("repeated-mlm", "bace"): 1, ("exlm", "toy-inference"): 0}
     assert head.count("paper") == columns.get((objective, task), 2), head
     is_printed = objective == "repeated-mlm" and task == "mnli"
     assert ("| paper: Repeated MLM, p=38.7%, k=4 |" in head) == is_printed

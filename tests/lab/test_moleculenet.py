@@ -9,8 +9,8 @@ from refusals import told
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 from rdkit import Chem
 
-from exlm_lab.downstream.layouts import encode
-from exlm_lab.downstream.moleculenet import BENCHMARKS, load, read
+from exlm_lab.downstream.examples import encode, load_table
+from exlm_lab.downstream.moleculenet import BENCHMARKS, read
 from exlm_lab.downstream.settings import ReadingConfig
 from exlm_mini.data.molecules import Cleaning
 
@@ -19,6 +19,10 @@ MOLECULES = [
 ]  # fmt: skip
 ACETATE = "CC(=O)[O-].[Na+]"
 RANDOM = ReadingConfig(split="random")
+
+
+def load(name, data=None, how=RANDOM, *cleaning):
+    return load_table(*read(name, data), how, *cleaning)
 
 
 def bace(folder, rows=None, header="smiles,Class", name="bace.csv"):
@@ -31,15 +35,13 @@ def bace(folder, rows=None, header="smiles,Class", name="bace.csv"):
 
 def answers_of(name, data=None):
     """labels_RC of a set, missing ones nan."""
-    source, frame, layout = read(name, data)
-    header = [str(column) for column in frame]
-    cells = frame.iloc[:, [header.index(target) for target in layout.targets]]
-    return encode(source, cells.to_numpy(object), layout).labels
+    source, parts, task = read(name, data)
+    return encode(source, parts["train"][[*task.targets]].to_numpy(object), task).labels
 
 
 def test_a_set_is_split_and_labelled(tmp_path):
     bace(tmp_path)
-    task, splits = load("bace", tmp_path)
+    task, splits = load("bace", tmp_path, ReadingConfig())
     assert task == (
         "bace", "labels", ("Class",), "roc_auc", "smiles", ("smiles",), ("Class",), (),
     )  # fmt: skip
@@ -49,7 +51,6 @@ def test_a_set_is_split_and_labelled(tmp_path):
         for (smiles,), (label,) in zip(part.texts, part.labels, strict=True):
             assert label == MOLECULES.index(smiles) % 2
         assert part.labels.dtype == np.float64
-    assert splits.notes["paper_sizes"] == [1210, 151, 151]
     assert splits.notes == json.loads(json.dumps(splits.notes))
 
 
@@ -68,8 +69,8 @@ def test_a_set_is_split_and_labelled(tmp_path):
 def test_labels_are_told_from_other_columns(tmp_path, name, header, row, labels):
     path = tmp_path / f"{name}.csv"
     path.write_text(f"{header}\n{row}\n\n")
-    _, frame, layout = read(name, path)
-    assert len(frame) == 1 and list(layout.targets) == labels
+    _, parts, task = read(name, path)
+    assert len(parts["train"]) == 1 and list(task.targets) == labels
     told(lambda: read(name, tmp_path / "other"), tmp_path / "other")
 
 
@@ -77,7 +78,7 @@ def test_stereo_is_kept_or_stripped_as_asked_after_the_split(tmp_path):
     left, right = "C[C@H](N)C1C[C@H]1O", "C[C@H](N)C1C[C@@H]1O"
     molecules = [left, right, *(f"{'C' * n}O" for n in range(1, 18)), "OCCO", ACETATE]
     bace(tmp_path, [f"{s},{i % 2}" for i, s in enumerate(molecules)])
-    _, kept = load("bace", tmp_path, RANDOM)
+    _, kept = load("bace", tmp_path)
     cleaning = Cleaning(strip_stereo=True, canonical=True, largest_fragment=True)
     _, stripped = load("bace", tmp_path, RANDOM, cleaning)
     assert kept.notes["split_sha1"] == stripped.notes["split_sha1"]
@@ -106,7 +107,7 @@ def test_the_hub_is_read_as_its_files_are(monkeypatch):
         return {"train": datasets.Dataset.from_dict(columns)}
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    task, splits = load("clintox", how=RANDOM)
+    task, splits = load("clintox")
     assert task.classes == ("FDA_APPROVED", "CT_TOX") and len(splits.train.texts) == 8
     nan = np.nan
     expected = [
@@ -146,7 +147,7 @@ def test_real_tables_have_the_published_counts(data_dir, name, num_rows, labelle
 
 
 def test_real_bbbp_has_the_sizes_of_table_9(data_dir):
-    _, splits = load("bbbp", data_dir / "moleculenet")
-    assert splits.notes["sizes"] == splits.notes["paper_sizes"] == [1631, 204, 204]
+    _, splits = load("bbbp", data_dir / "moleculenet", ReadingConfig())
+    assert tuple(splits.notes["sizes"]) == BENCHMARKS["bbbp"].sizes
     shares = [part.labels.mean() for part in (splits.train, splits.validation, splits.test)]
     assert [round(share, 4) for share in shares] == [0.8394, 0.4069, 0.5294]

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import told
 
-from exlm_lab.downstream.layouts import Layout, encode, load_table
+from exlm_lab.downstream.examples import encode, load_table
 from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.tables import chunks, find_column, read_table, table_writer
+from exlm_lab.downstream.task import Task
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 SMILES = ["C" * n + ring for n in range(1, 11) for ring in ("C1CC1", "c1ccccc1", "O", "N")]
@@ -22,16 +23,16 @@ FORMATS = [f"{suffix}{more}" for suffix in (".csv", ".jsonl", ".parquet")
            for more in ("", ".gz", ".xz")]  # fmt: skip
 
 
-def layout(*targets, kind=None, columns=("SMILES",), input="smiles"):
-    return Layout("mine", input, tuple((name,) for name in columns), targets, kind)
+def asked(*targets, kind=None, columns=("SMILES",), input="smiles"):
+    return Task("mine", kind, (), "", input, columns, targets)
 
 
 def frame_of(**columns):
     return pandas.DataFrame({"SMILES": SMILES, **columns})
 
 
-def load(frame, layout, split="random", **parts):
-    return load_table("mine.csv", {"train": frame, **parts}, layout, ReadingConfig(split=split))
+def load(frame, task, split="random", **parts):
+    return load_table("mine.csv", {"train": frame, **parts}, task, ReadingConfig(split=split))
 
 
 def write(frame, path):
@@ -59,7 +60,7 @@ def _parquet(frame):
 def test_every_format_gives_the_same_task(tmp_path, suffix):
     values = [None if n == 3 else n / 4 for n in range(40)]
     path = write(frame_of(pIC50=values, Name=["a, b"] * 40), tmp_path / f"t{suffix}")
-    task, splits = load(read_table(path), layout("pIC50"))
+    task, splits = load(read_table(path), asked("pIC50"))
     assert (task.kind, task.classes, task.metric) == ("numbers", ("pIC50",), "r2")
     assert splits.notes["rejected"] == [{"row": 3, "why": "it has no answer"}]
     found = {
@@ -121,7 +122,7 @@ CELLS = {
 def test_cells_come_back_as_written_and_say_their_kind(data, kind):
     anchor = {"labels": ["0", "1"], "numbers": ["2.5", "7"], "classes": ["red", "blue"] * 3}
     cells = data.draw(st.lists(CELLS[kind], max_size=30)) + anchor[kind]
-    answers = encode("t", np.array(cells, dtype=object)[:, None], layout("x"))
+    answers = encode("t", np.array(cells, dtype=object)[:, None], asked("x"))
     assert answers.kind == kind
     words = ["" if cell is None else cell.strip() for cell in cells]
     if kind == "classes":
@@ -146,20 +147,20 @@ def test_cells_come_back_as_written_and_say_their_kind(data, kind):
     ],
 )
 def test_a_target_is_what_its_cells_are_or_what_is_asked_for(cells, kind, expected, classes):
-    answers = encode("t", np.array(cells, dtype=object)[:, None], layout("x", kind=kind))
+    answers = encode("t", np.array(cells, dtype=object)[:, None], asked("x", kind=kind))
     assert (answers.kind, answers.classes) == (expected, classes)
 
 
 def test_few_wrong_cells_are_left_out_and_named_many_are_refused():
     cells = np.array([*map(str, range(2, 40)), "n/a", "inf"], dtype=object)[:, None]
-    answers = encode("t", cells, layout("x"))
+    answers = encode("t", cells, asked("x"))
     assert answers.reasons == {
         38: "'x' is 'n/a', not a number or nothing", 39: "'x' is 'inf', not a number or nothing",
     }  # fmt: skip
     assert np.isnan(answers.labels[38:]).all() and answers.labels[37] == 39
     cells[:10] = "strange"
     told(
-        lambda: encode("t", cells, layout("x", kind="numbers")),
+        lambda: encode("t", cells, asked("x", kind="numbers")),
         "t row 0",
         "12 rows are like it",
     )
@@ -176,17 +177,17 @@ def test_few_wrong_cells_are_left_out_and_named_many_are_refused():
     ],
 )
 def test_targets_that_make_no_task_are_refused(columns, parts):
-    told(lambda: load(frame_of(**columns), layout(*columns)), "mine.csv", *parts)
+    told(lambda: load(frame_of(**columns), asked(*columns)), "mine.csv", *parts)
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "is_number"),
+    ("kind_of", "kind", "is_number"),
     [(None, "mixed", [True, False]), ("numbers", "numbers", [True, True])],
 )
-def test_several_targets_keep_what_is_missing(asked, kind, is_number):
+def test_several_targets_keep_what_is_missing(kind_of, kind, is_number):
     first = [None if n % 3 else n / 2 for n in range(40)]
     second = [n // 2 % 2 if n % 2 else None for n in range(40)]
-    task, splits = load(frame_of(a=first, b=second), layout("a", "b", kind=asked))
+    task, splits = load(frame_of(a=first, b=second), asked("a", "b", kind=kind_of))
     assert task.kind == kind and task.classes == ("a", "b")
     assert task.is_number.tolist() == is_number
     labels_RC = np.concatenate([part.labels for part in splits[:3]])
@@ -202,7 +203,7 @@ def test_rows_that_cannot_be_read_are_named_and_left_out():
     bad = {1: "C1CC(", 5: "", 9: None, 11: "CC |^1:0|"}
     smiles = [bad.get(row, text) for row, text in enumerate(SMILES)]
     frame = pandas.DataFrame({"smiles": smiles, "x": [0, 1] * 20})
-    _, splits = load(frame, layout("x"))
+    _, splits = load(frame, asked("x"))
     rejected = {note["row"]: note["why"] for note in splits.notes["rejected"]}
     assert rejected.keys() == bad.keys() and "C1CC(" in rejected[1]
     assert sum(splits.notes["sizes"]) == 36
@@ -212,7 +213,7 @@ def test_pairs_need_both_texts():
     frame = pandas.DataFrame(
         {"a": ["one", ""] + ["two"] * 18, "b": ["x y"] * 20, "c": [0, 1] * 10}
     )
-    _, splits = load(frame, layout("c", columns=("a", "b"), input="text"))
+    _, splits = load(frame, asked("c", columns=("a", "b"), input="text"))
     assert splits.train.texts[0] in [("one", "x y"), ("two", "x y")]
     assert [note["row"] for note in splits.notes["rejected"]] == [1]
 
@@ -226,32 +227,30 @@ def texts(part):
 
 def test_a_column_splits_by_its_words():
     words = ["Train"] * 20 + ["valid"] * 8 + ["TEST"] * 12
-    _, splits = load(frame_of(x=[0, 1] * 20, Set=words), layout("x"), split="set")
+    _, splits = load(frame_of(x=[0, 1] * 20, Set=words), asked("x"), split="set")
     assert [texts(part) for part in splits[:3]] == [SMILES[:20], SMILES[20:28], SMILES[28:]]
-    told(lambda: load(frame_of(x=[0, 1] * 20, Set="mine"), layout("x"), "Set"), "holds 'mine'")
-    told(
-        lambda: load(frame_of(x=[0, 1] * 20), layout("x"), "scafold"), "did you mean scaffold?"
-    )
+    told(lambda: load(frame_of(x=[0, 1] * 20, Set="mine"), asked("x"), "Set"), "holds 'mine'")
+    told(lambda: load(frame_of(x=[0, 1] * 20), asked("x"), "scafold"), "did you mean scaffold?")
 
 
 def test_given_files_are_the_parts_and_validation_is_held_out_where_none_is():
     frame, test = frame_of(x=[0, 1] * 20), frame_of(x=[1, 0] * 20)[:6]
-    _, splits = load(frame, layout("x"), test=test)
+    _, splits = load(frame, asked("x"), test=test)
     assert texts(splits.test) == SMILES[:6] and splits.notes["split"] == "files"
     assert len(splits.validation.texts) == 4
     assert sorted(texts(splits.train) + texts(splits.validation)) == sorted(SMILES)
 
 
 def test_without_a_word_molecules_are_split_by_scaffolds_and_text_at_random():
-    _, splits = load(frame_of(x=[0, 1] * 20), layout("x"), split=None)
+    _, splits = load(frame_of(x=[0, 1] * 20), asked("x"), split=None)
     rings = [{"ring" if "1" in text else "" for text in texts(part)} for part in splits[:3]]
     assert splits.notes["split"] == "scaffold" and splits.notes["scaffolds"] == 3
     assert sum(map(len, rings)) >= 3
-    _, splits = load(frame_of(x=[0, 1] * 20), layout("x", input="text"), split=None)
+    _, splits = load(frame_of(x=[0, 1] * 20), asked("x", input="text"), split=None)
     assert splits.notes["split"] == "random" and splits.notes["sizes"] == [32, 4, 4]
     json.dumps(splits.notes)
 
 
 def test_a_part_without_rows_is_refused():
-    told(lambda: load(frame_of(x=1.5)[:2], layout("x")), "the train part", "is empty", "2 rows")
-    told(lambda: load(frame_of(x=1.5)[:0], layout("x")), "0 rows")
+    told(lambda: load(frame_of(x=1.5)[:2], asked("x")), "the train part", "is empty", "2 rows")
+    told(lambda: load(frame_of(x=1.5)[:0], asked("x")), "0 rows")

@@ -109,8 +109,8 @@ def expected(data_dir):
 @pytest.mark.parametrize(("rule", "name"), SETS)
 def test_real_sets_are_split_as_the_field_does(data_dir, expected, rule, name):
     known = expected[name][VARIANTS[rule]]
-    _, frame, _ = read(name, data_dir / "moleculenet")
-    rows = split(list(frame["smiles"]), rule)
+    _, parts, _ = read(name, data_dir / "moleculenet")
+    rows = split(list(parts["train"]["smiles"]), rule)
     assert [len(part) for part in rows.parts] == known["sizes"] == SIZES[name]
     assert (
         rows.rejected == known["unparsed_rows"] == (TOX21_REJECTED if name == "tox21" else [])

@@ -14,12 +14,12 @@ from made_records import made_record
 from refusals import told
 from tiny_runs import DATA, tiny_run
 
+from exlm_lab.downstream.catalogue import load_task
 from exlm_lab.downstream.finetuning import fine_tune
-from exlm_lab.downstream.glue import load_glue
 from exlm_lab.downstream.prepared import make_problem
 from exlm_lab.downstream.results import read_results
 from exlm_lab.downstream.runs import TuningLedger
-from exlm_lab.downstream.settings import TuneConfig
+from exlm_lab.downstream.settings import ReadingConfig, TuneConfig
 from exlm_lab.downstream.squad import load_squad
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_lab.experiments import records
@@ -94,15 +94,15 @@ def places(tmp_path_factory) -> dict[str, Place]:
         ),
         "glue": Place(
             folder / "train-00000-of-00001.parquet",
-            lambda: load_glue("rte", home),
-            f"{downstream}.layouts.find_column",
+            lambda: load_task("rte", home, ReadingConfig(), pretrained.tokenizer),
+            f"{downstream}.examples.find_column",
         ),
         "results": Place(
             home / "results.json",
             lambda: read_results(home, pretrained),
             "exlm_mini.data.files.seal_of",
         ),
-        "cell": Place(cell, lambda: ledger.read(quick, 1), f"{downstream}.runs.check_identity"),
+        "cell": Place(cell, lambda: ledger.run(quick, 1), f"{downstream}.runs.check_identity"),
         "run": Place(
             running / "run.json",
             lambda: fine_tune(pretrained, problem, quick, 1, running, "cpu"),

@@ -1,6 +1,6 @@
-"""From a table to a task: what its columns are, what its targets say, and how its rows are split.
+"""From a table to the examples of a task: what its targets say, and how its rows are split.
 
-What a target is follows from its cells unless the layout says it:
+What a target is follows from its cells unless the task says it:
 
 ===========  =====================================================================
 ``labels``   0, 1, or nothing where the answer is missing; several columns may be
@@ -36,31 +36,12 @@ MOST_WRONG = 0.1
 METRICS: dict[Kind, str] = {
     "labels": "roc_auc", "numbers": "r2", "mixed": "score", "classes": "accuracy",
 }  # fmt: skip
-WORDS_OF_PART = {
-    "train": {"train", "training"},
-    "validation": {"validation", "valid", "val", "dev"},
-    "test": {"test"},
-}
+PART_OF_WORD = {
+    **{part: part for part in PARTS}, "training": "train",
+    **dict.fromkeys(("valid", "val", "dev"), "validation"),
+}  # fmt: skip
 """What a column that splits a table may hold."""
 AS_IT_IS = Cleaning()
-
-
-class Layout(NamedTuple):
-    """The columns of a table that make a task; neither case nor blanks around a name count."""
-
-    name: str
-    """Of the task."""
-    input: str
-    """smiles or text."""
-    columns: tuple[tuple[str, ...], ...]
-    """One text, or a pair; for each the names it goes by."""
-    targets: tuple[str, ...]
-    kind: Kind | None = None
-    """None: by the cells."""
-    classes: tuple[str, ...] = ()
-    """The words for 0, 1, ...; without them the words are those in the table."""
-    metric: str = ""
-    """See ``Task``; empty: by kind."""
 
 
 # ---- targets ----
@@ -79,29 +60,32 @@ class _Answers(NamedTuple):
     """By row, what is wrong with it."""
 
 
-def encode(source: str, cells_RC: np.ndarray, layout: Layout) -> _Answers:
+def encode(source: str, cells_RC: np.ndarray, task: Task) -> _Answers:
     """The answers in the cells of the targets."""
     reasons: dict[int, str] = {}
-    columns = zip(layout.targets, cells_RC.T, strict=True)
     kinds, classes, labels = zip(
-        *(_encode(source, *column, layout, reasons) for column in columns), strict=True
+        *(
+            _encode(source, target, cells_R, task, reasons)
+            for target, cells_R in zip(task.targets, cells_RC.T, strict=True)
+        ),
+        strict=True,
     )
     kind: Kind = kinds[0] if len(set(kinds)) == 1 else "mixed"
     if "classes" in kinds and len(kinds) > 1:
         raise UserError(
-            f"{source}: '{layout.targets[kinds.index('classes')]}' holds classes; several targets "
+            f"{source}: '{task.targets[kinds.index('classes')]}' holds classes; several targets "
             "are numbers, or 0 and 1: give it a command of its own"
         )
     labels_RC = np.stack(labels, axis=1)
     for empty in np.flatnonzero(np.isnan(labels_RC).all(axis=1)):
         reasons.setdefault(int(empty), "it has no answer")
-    names = classes[0] if kind == "classes" else layout.targets
-    numbers = tuple(t for t, k in zip(layout.targets, kinds, strict=True) if k == "numbers")
+    names = classes[0] if kind == "classes" else task.targets
+    numbers = tuple(t for t, k in zip(task.targets, kinds, strict=True) if k == "numbers")
     return _Answers(kind, names, numbers, labels_RC, reasons)
 
 
 def _encode(
-    source: str, target: str, cells_R: np.ndarray, layout: Layout, reasons: dict[int, str]
+    source: str, target: str, cells_R: np.ndarray, task: Task, reasons: dict[int, str]
 ) -> tuple[Kind, tuple[str, ...], np.ndarray]:
     """Kind, classes and labels_R of one target; what is wrong with a row goes to ``reasons``."""
     import pandas
@@ -121,7 +105,7 @@ def _encode(
     is_number = np.isfinite(numbers)
     is_numeric = times[is_number].sum() >= (1 - MOST_WRONG) * times[is_there].sum()
     is_yes_no = is_numeric and bool(np.isin(numbers[is_number], (0, 1)).all())
-    kind, classes = layout.kind, layout.classes
+    kind, classes = task.kind, task.classes
     if kind is None:
         kind = "labels" if is_yes_no else "numbers" if is_numeric else "classes"
     elif kind == "classes" and is_yes_no and not classes:
@@ -177,46 +161,53 @@ def _number(word: str) -> float:
 def load_table(
     source: str,
     parts: dict[str, Any],
-    layout: Layout,
+    task: Task,
     how: ReadingConfig,
     cleaning: Cleaning = AS_IT_IS,
 ) -> tuple[Task, Splits]:
-    """The task in a table.
+    """The examples in a table, and what is known of their task then.
 
     Args:
         source: its name in messages.
         parts: data frames by name: ``train``, which is split if it is alone; ``validation``, held
             out from it if there is none; ``test``; and others that are scored.
-        layout: of the columns.
+        task: neither case nor blanks around the names of its columns count.
         how: the split.
         cleaning: of molecules, after the split.
     """
-    columns, cells_RC, names = _columns(source, parts, layout)
-    layout = layout._replace(targets=names[len(columns) :])
-    if not len(cells_RC):
+    names = [*task.columns, *task.targets]
+    places = [[find_column(source, frame, name) for name in names] for frame in parts.values()]
+    pieces = [
+        frame.iloc[:, own].to_numpy(object)
+        for frame, own in zip(parts.values(), places, strict=True)
+    ]
+    names = [str(parts["train"].columns[place]).strip() for place in places[0]]
+    cells_RX, num_texts = np.concatenate(pieces), len(task.columns)
+    if not len(cells_RX):
         raise UserError(f"{source} has 0 rows; give another file")
-    answers = encode(source, cells_RC, layout)
+    task = task._replace(columns=tuple(names[:num_texts]), targets=tuple(names[num_texts:]))
+    answers = encode(source, cells_RX[:, num_texts:], task)
     texts, left_out = [], dict(answers.reasons)
-    for column in columns:
-        is_smiles = layout.input == "smiles"
-        own, reasons = readable(column, layout.input, AS_IT_IS if is_smiles else None)
+    is_smiles = task.input == "smiles"
+    for cells_R in cells_RX[:, :num_texts].T:
+        column, reasons = readable(cells_R, task.input, AS_IT_IS if is_smiles else None)
         left_out |= reasons
-        texts.append(own)
+        texts.append(column)
     is_known_R = ~np.isnan(answers.labels).all(axis=1)
-    rows = [n for n in range(len(cells_RC)) if is_known_R[n] and all(own[n] for own in texts)]
-    chosen, notes = _parts(source, parts, rows, texts[0], how, layout.input)
+    rows = [n for n in np.flatnonzero(is_known_R) if all(column[n] for column in texts)]
+    chosen, notes = _split(source, parts, [*map(int, rows)], texts[0], how, task.input)
     labels = answers.labels
     if answers.kind == "classes":
         labels = np.nan_to_num(labels[:, 0], nan=-1).astype(np.int64)
     notes = {
         "source": source,
-        "rows": len(cells_RC),
+        "rows": len(cells_RX),
         "rejected": [{"row": row, "why": left_out[row]} for row in sorted(left_out)],
         "split_sha1": {name: index_sha1(own) for name, own in chosen.items()},
         "sizes": [len(part) for part in chosen.values()],
         **notes,
     }
-    if layout.input == "smiles":
+    if is_smiles:
         from rdkit import rdBase
 
         notes |= {"rdkit": rdBase.rdkitVersion, "cleaning": asdict(cleaning)}
@@ -228,39 +219,23 @@ def load_table(
         if not part:
             raise UserError(
                 f"{source}: the {name} part of the split {notes['split']} is empty "
-                f"({len(cells_RC):,} rows, {len(cells_RC) - len(rows):,} left out); give more "
+                f"({len(cells_RX):,} rows, {len(cells_RX) - len(rows):,} left out); give more "
                 "rows, or another split"
             )
         spelled = [[column[row] for row in part] for column in texts]
-        if cleaning != AS_IT_IS:
-            spelled = [readable(column, layout.input, cleaning)[0] for column in spelled]
+        if is_smiles and cleaning != AS_IT_IS:
+            spelled = [readable(column, task.input, cleaning)[0] for column in spelled]
         examples[name] = Examples(list(zip(*spelled, strict=True)), labels[part])
-    metric = layout.metric or METRICS[answers.kind]
-    what = layout.name, answers.kind, answers.classes, metric, layout.input
     others = tuple((name, own) for name, own in examples.items() if name not in PARTS)
     splits = Splits(
         examples["train"], examples["validation"], examples.get("test"), notes, others
     )
-    return Task(*what, names[: len(texts)], layout.targets, answers.numbers), splits
+    kind, classes, numbers, *_ = answers
+    metric = task.metric or METRICS[kind]
+    return task._replace(kind=kind, classes=classes, numbers=numbers, metric=metric), splits
 
 
-def _columns(
-    source: str, parts: dict[str, Any], layout: Layout
-) -> tuple[list[list[Any]], np.ndarray, tuple[str, ...]]:
-    """The columns of texts, the cells of the targets, and the names of all in the first part."""
-    wanted = [*layout.columns, *((target,) for target in layout.targets)]
-    found = []
-    names: tuple[str, ...] = ()
-    for frame in parts.values():
-        places = [find_column(source, frame, *known) for known in wanted]
-        names = names or tuple(str(frame.columns[place]).strip() for place in places)
-        found.append(frame.iloc[:, places].to_numpy(object))
-    cells = np.concatenate(found)
-    num_texts = len(layout.columns)
-    return [list(column) for column in cells.T[:num_texts]], cells[:, num_texts:], names
-
-
-def _parts(
+def _split(
     source: str,
     parts: dict[str, Any],
     rows: list[int],
@@ -269,48 +244,41 @@ def _parts(
     input: str,
 ) -> tuple[dict[str, list[int]], dict[str, Any]]:
     """Row numbers of each part, and notes on the split."""
+    rule, num_scaffolds = how.rule(input), None
     if len(parts) > 1:
-        ends = np.cumsum([len(part) for part in parts.values()])
-        starts = [0, *ends[:-1]]
+        rule, ends = "files", np.cumsum([0, *map(len, parts.values())])
+        bounds = zip(parts, ends, ends[1:], strict=False)
         chosen = {
-            name: [row for row in rows if start <= row < end]
-            for name, start, end in zip(parts, starts, ends, strict=True)
+            name: [row for row in rows if start <= row < end] for name, start, end in bounds
         }
-        notes: dict[str, Any] = {"split": "files"}
+    elif rule == "random":
+        chosen = dict(zip(PARTS, random_parts(rows, how.split_seed), strict=True))
+    elif rule in RULES:
+        own = split([texts[row] for row in rows], rule)
+        num_scaffolds = own.num_scaffolds
+        in_parts = ([rows[i] for i in part] for part in own.parts)
+        chosen = dict(zip(PARTS, in_parts, strict=True))
     else:
-        rule = how.rule(input)
-        chosen, num_scaffolds = _split(source, parts["train"], rows, texts, rule, how)
-        notes = {"split": rule, "scaffolds": num_scaffolds}
+        chosen = _by_column(source, parts["train"], rows, rule)
+    notes = {"split": rule} if rule == "files" else {"split": rule, "scaffolds": num_scaffolds}
     if not chosen.get("validation"):
         more, last, held_out = random_parts(chosen.pop("train"), how.split_seed)
         chosen = {"train": more + last, **chosen, "validation": held_out}
     return chosen, notes
 
 
-def _split(
-    source: str, frame: Any, rows: list[int], texts: list[str], rule: str, how: ReadingConfig
-) -> tuple[dict[str, list[int]], int | None]:
-    """Row numbers of the parts by a rule, or by what a column says; and how many scaffolds."""
-    if rule == "random":
-        return dict(zip(PARTS, random_parts(rows, how.split_seed), strict=True)), None
-    if rule in RULES:
-        own = split([texts[row] for row in rows], rule)
-        in_parts = ([rows[i] for i in part] for part in own.parts)
-        return dict(zip(PARTS, in_parts, strict=True)), own.num_scaffolds
-    if rule.strip().casefold() not in (str(name).strip().casefold() for name in frame):
+def _by_column(source: str, frame: Any, rows: list[int], name: str) -> dict[str, list[int]]:
+    """Row numbers of the parts by what a column says."""
+    if name.strip().casefold() not in (str(own).strip().casefold() for own in frame):
         raise UserError(
-            f"data.split is '{rule}', no column of {source}; "
-            f"{nearest(rule, [*RULES, *map(str, frame)])}"
+            f"data.split is '{name}', no column of {source}; "
+            f"{nearest(name, [*RULES, *map(str, frame)])}"
         )
-    cells = frame.iloc[:, find_column(source, frame, rule)]
-    words = [str(cells.iloc[row]).strip().casefold() for row in rows]
-    parts = {
-        name: [row for row, word in zip(rows, words, strict=True) if word in known]
-        for name, known in WORDS_OF_PART.items()
-    }
-    strange = sorted(set(words).difference(*WORDS_OF_PART.values()))
-    if strange:
+    cells = frame.iloc[:, find_column(source, frame, name)]
+    words = {row: str(cells.iloc[row]).strip().casefold() for row in rows}
+    if strange := sorted(set(words.values()) - PART_OF_WORD.keys()):
         raise UserError(
-            f"{source}: '{rule}' holds '{strange[0][:40]}'; write train, validation or test"
+            f"{source}: '{name}' holds '{strange[0][:40]}'; write train, validation or test"
         )
-    return {name: own for name, own in parts.items() if own or name == "train"}, None
+    parts = {part: [row for row in rows if PART_OF_WORD[words[row]] == part] for part in PARTS}
+    return {part: own for part, own in parts.items() if own or part == "train"}
