@@ -23,20 +23,27 @@ it is torch_dag_loss in PyTorch that is timed.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from exlm_lab.benchmarks.record import Shape
+from exlm_lab.benchmarks.record import DAG_SHAPES, TEXT_SHAPE, Record, Shape
 from exlm_mini.config import ENCODER_PRESETS
-from exlm_mini.config.checks import Threads
+from exlm_mini.config.checks import Threads, UserError
 from exlm_mini.config.options import command_parser, of
-from exlm_mini.training.console import exit_code
+from exlm_mini.training.console import exit_code, say
+
+if TYPE_CHECKING:  # help and mistakes on the command line need no torch
+    import torch
 
 ABOUT = {
     "dag": "the dynamic programme: every alignment backend",
     "step": "a training step: ExLM beside MLM",
 }
 PRECISIONS = ("fp32", "bf16")
+_COLUMNS = "{:>15} {:<13} {:>10} {:>10} {:>7} {:>9} {:>8}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,9 +89,64 @@ def _shape(text: str) -> Shape:
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure what was asked for and print it, each record as soon as it is there."""
-    from exlm_lab.benchmarks.command import report
+    import torch
 
-    report(arguments)
+    from exlm_lab.benchmarks.measure import threads
+    from exlm_mini.data.files import write_atomically
+    from exlm_mini.training.processes import choose_device
+    from exlm_mini.training.provenance import machine
+
+    try:
+        device = choose_device(arguments.device)
+    except UserError as error:
+        raise UserError(str(error).replace("train.device", "--device")) from None
+    about = machine(device)
+    rows: list[Record] = []
+    with threads(arguments.threads or torch.get_num_threads()):
+        for record in _records(arguments, device):
+            if not rows:
+                name = about["device"] if about["device"] != "cpu" else about["cpu"]
+                print(
+                    f"{name}, threads {torch.get_num_threads()}, torch {about['torch']}, commit "
+                    f"{about['commit']}\n"
+                    + _COLUMNS.format(
+                        "B,M,L", "", "wall ms", "cpu ms", "ratio", "peak MiB", "error"
+                    )
+                )
+            rows.append({"benchmark": arguments.benchmark, **record, "machine": about})
+            print("\n".join(_lines(record)), flush=True)
+            if arguments.output:
+                text = json.dumps(rows, indent=1, allow_nan=False) + "\n"
+                write_atomically(arguments.output, text.encode())
+    if not rows:
+        raise UserError("nothing was measured; the lines above say why")
+
+
+def _records(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
+    if arguments.benchmark == "dag":
+        from exlm_lab.benchmarks.dag import backends, dag
+
+        functions = backends(arguments.extra_backend, device, say)
+        for shape in arguments.shape or DAG_SHAPES:
+            yield from dag(shape, functions, device, arguments.sharp, say)
+    else:
+        from exlm_lab.benchmarks.step import step
+
+        for shape in arguments.shape or (TEXT_SHAPE,):
+            yield from step(shape, arguments.preset, device, arguments.precision)
+
+
+def _lines(row: Record) -> Iterator[str]:
+    """A record, and below it the parts of a step."""
+    digits = {"median_ms": ".3f", "median_cpu_ms": ".3f", "wall_ratio": ".3f"}
+    digits |= {"peak_mib": ".1f", "max_error": ".1e"}
+    numbers = ["-" if row.get(n) is None else format(row[n], d) for n, d in digits.items()]
+    yield _COLUMNS.format(",".join(map(str, row["shape"])), row["backend"], *numbers)
+    if "parts" in row:
+        yield f"{'':>15} {row['step_tokens_per_second']:,.0f} tokens/s, {row['dtype']}"
+    for part, spent in row.get("parts", {}).items():
+        forward, backward = spent["forward_ms"], spent["backward_ms"]
+        yield f"{part:>29}: forward {forward:.1f} ms, backward {backward:.1f} ms"
 
 
 def main(argv: list[str] | None = None) -> int:

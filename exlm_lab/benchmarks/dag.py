@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec
@@ -16,12 +16,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from exlm_lab.benchmarks.measure import LEAST_RUNS, once_seconds, replay_ms, time_side_by_side
+from exlm_lab.benchmarks.measure import LEAST_RUNS, once_seconds, time_side_by_side
 from exlm_lab.benchmarks.record import Note, Record, Shape, compared, record
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.alignment.check import relative_error
 from exlm_mini.alignment.graphs import Graph
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
+from exlm_mini.training.cost import check_bytes
 
 QUANTITIES = ("log_likelihood", "grad_emission", "grad_transition")
 LogLikelihood = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -140,28 +142,19 @@ def estimated_seconds(function: LogLikelihood, graph: Graph, device: torch.devic
     return once_seconds(lambda: forward_and_backward(function, less), device) * M / few
 
 
-JUDGES = ("vectorized", "scaled", "native")
-"""The first that is fast enough is used: in log space, then two with rescaled probabilities."""
+def judged(graph: Graph, device: torch.device) -> tuple[Tensor, ...] | None:
+    """What ``REFERENCE`` says of the first row in float64: log_likelihood_B and both gradients.
 
-
-def judge(
-    graph: Graph, device: torch.device, seconds: float = MOST_SECONDS
-) -> tuple[str, tuple[Tensor, ...]] | None:
-    """The first backend that takes no longer than ``seconds``, and what it says of the first row.
-
-    In float64: log_likelihood_B and both gradients. None if there is no such backend.
+    None if that takes too long, or too much memory.
     """
     exact = part(graph.double(), 1, graph.log_emission_BML.shape[1])
-    for name in JUDGES:
-        if BACKENDS[name].why_not(device.type) is not None:
-            continue
-        function = BACKENDS[name].log_likelihood
-        try:
-            if estimated_seconds(function, exact, device) <= seconds:
-                return name, forward_and_backward(function, exact)
-        except RuntimeError:  # no memory for it in float64
-            continue
-    return None
+    function = BACKENDS[REFERENCE].log_likelihood
+    try:
+        if estimated_seconds(function, exact, device) > MOST_SECONDS:
+            return None
+        return forward_and_backward(function, exact)
+    except RuntimeError:
+        return None
 
 
 def errors(ours: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> dict[str, float | None]:
@@ -171,53 +164,66 @@ def errors(ours: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> dict[str, flo
     return {name: error if math.isfinite(error) else None for name, error in found.items()}
 
 
+def backends(
+    extra: Sequence[Path], device: torch.device, note: Note
+) -> dict[str, LogLikelihood]:
+    """``log_likelihood`` of the backends that work on a device, and of further ones, by name."""
+    functions = {}
+    for name, backend in BACKENDS.items():
+        if reason := backend.why_not(device.type):
+            note(f"{name} is left out: {reason.partition(chr(10))[0]}")
+        else:
+            functions[name] = backend.log_likelihood
+    for path in extra:
+        if path.stem in functions:
+            raise UserError(
+                f"--extra-backend {path}: the name '{path.stem}' is taken; rename it"
+            )
+        functions[path.stem] = load_extra_backend(path)
+    return functions
+
+
 def dag(
     shape: Shape,
     functions: Mapping[str, LogLikelihood],
     device: torch.device,
     is_sharp: bool,
     note: Note,
-    asked_for: Collection[str] = (),
 ) -> Iterator[Record]:
     """Forward and backward pass in float32 of each function that can do the shape.
 
-    On a GPU, records have ``replay_ms`` too where a CUDA graph can hold the call.
-
     Args:
         shape: of the graph.
-        functions: ``log_likelihood`` of the backends, by name; ``REFERENCE`` is taken first.
+        functions: of ``backends``; ``REFERENCE`` is taken first.
         device, is_sharp: of the graph, see ``made_graph``.
         note: receives a line about what was left out.
-        asked_for: names of functions that are run however long they take.
     """
+    B, M, L = shape
+    needed = 3 * B * L * (L + M) * 4  # scores, gradients, one step
+    check_bytes(f"--shape {shape}", {"choose a smaller one": needed}, device)
     graph = made_graph(shape, is_sharp, device)
-    judged = judge(graph, device)
+    exact = judged(graph, device)
     at = f"at B,M,L = {shape}"
-    if judged is None:
-        note(f"no error is given {at}: no backend does it in float64 in {MOST_SECONDS:g} s")
+    if exact is None:
+        note(f"no error is given {at}: {REFERENCE} does not do it in float64")
 
     def one(name: str) -> Record:
         call = partial(forward_and_backward, functions[name], graph)
         if name in TERMS:
             if TERMS[name](shape) > MOST_TERMS:
                 raise ValueError(f"more than {MOST_TERMS:,} terms")
-        elif name not in asked_for:
+        else:
             seconds = estimated_seconds(functions[name], graph, device)
             total = seconds * (LEAST_RUNS + UNTIMED_RUNS)
             if total > MOST_SECONDS:
                 raise ValueError(f"about {total:.0f} s, more than {MOST_SECONDS:g} s")
         details: Record = {"dtype": "float32", "transitions": "sharp" if is_sharp else "flat"}
-        if judged:
-            off = errors(call(), judged[1])
+        if exact:
+            off = errors(call(), exact)
             finite = [error for error in off.values() if error is not None]
             largest = max(finite) if len(finite) == len(off) else None
-            details |= {"judge": judged[0], "errors": off, "max_error": largest}
+            details |= {"judge": REFERENCE, "errors": off, "max_error": largest}
         timing = time_side_by_side({name: call}, device)[name]
-        if device.type == "cuda":
-            try:
-                details["replay_ms"] = replay_ms(call, device)
-            except RuntimeError:  # it waits for the GPU; only some backends never do
-                torch.cuda.synchronize(device)
         return record(name, shape, timing, call, device, **details)
 
     def records() -> Iterator[Record]:

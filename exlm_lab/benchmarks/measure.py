@@ -16,7 +16,6 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler's starts ar
 MOST_RUNS = 50
 LEAST_RUNS = 3
 """A median of fewer would be meaningless."""
-REPLAYS = 10
 ENOUGH_SECONDS = 5.0
 """After this time no run is started once there are ``LEAST_RUNS``."""
 
@@ -72,29 +71,6 @@ def once_seconds(call: Callable[[], Any], device: torch.device) -> float:
     """Wall seconds of the second of two runs, as a rough estimate."""
     call()
     return _once(call, device)[0] / 1000
-
-
-def replay_ms(call: Callable[[], Any], device: torch.device) -> float:
-    """Milliseconds of a call on a GPU without the host: captured as a CUDA graph and replayed.
-
-    Raises:
-        RuntimeError: if the call waits for the GPU, which a graph cannot hold.
-    """
-    with torch.cuda.device(device):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            call()
-        torch.cuda.current_stream().wait_stream(stream)
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured, stream=stream):
-            call()
-
-        def replay() -> None:
-            for _ in range(REPLAYS):
-                captured.replay()
-
-        return time_side_by_side({"replay": replay}, device)["replay"].median_ms / REPLAYS
 
 
 def _once(call: Callable[[], Any], device: torch.device) -> tuple[float, float]:

@@ -2,17 +2,19 @@
 
 Shapes: B rows, N input tokens, M targets, L states, D width, V vocabulary.
 
-A step is the forward and the backward pass of one batch. The optimiser is excluded: its cost
-depends on the number of parameters alone, which differs by the transition head.
+The step of a benchmark is the forward and the backward pass of one batch. The optimiser is
+excluded: its cost depends on the number of parameters alone, which differs by the transition head.
+``step_costs`` is of whole steps of training.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from exlm_lab.benchmarks.measure import LEAST_RUNS, time_side_by_side
 from exlm_lab.benchmarks.record import Record, Shape, compared, record
-from exlm_mini.config import MaskingConfig, ModelConfig, SpecialIds
+from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds, TrainConfig
+from exlm_mini.config.checks import UserError
+from exlm_mini.data.corpus import Corpus
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.training.cost import check_memory, row_flops
 from exlm_mini.training.parts import score
+from exlm_mini.training.trainer import Trainer
 
 PARTS = ("encoder", "head", "transition", "dynamic programme")
 """As the model names them."""
@@ -34,7 +40,9 @@ MASK_RATIO = 0.15
 SIZES = {"num_layers": 8, "width": 384, "ffn_width": 1536, "num_heads": 6}
 VOCAB_SIZE = 8192
 ENOUGH_SECONDS = 30.0
-"""For both models; three steps of each are too few on a busy machine."""
+"""For all models; three steps of each are too few on a busy machine."""
+ENOUGH_TRAINED_SECONDS = 8.0
+"""The same for ``step_costs``."""
 
 
 def row_length(shape: Shape) -> int:
@@ -74,33 +82,36 @@ def made_batch(shape: Shape, vocab_size: int) -> MaskedBatch:
 
 
 def step(
-    shape: Shape,
-    config: ModelConfig,
-    device: torch.device,
-    vocab_size: int = VOCAB_SIZE,
-    precision: str = "fp32",
-    expand_at: Sequence[int] = (),
+    shape: Shape, preset: str | None, device: torch.device, precision: str = "fp32"
 ) -> Iterator[Record]:
-    """One step of ``mlm`` and of ``exlm`` on the same batch, timed alternately.
+    """One step of ``mlm`` and of ``exlm`` on the same batch, timed alternately, and of ``exlm``
+    with its rows expanded after a half and three quarters of the layers.
 
     Args:
         shape: M counts the two boundaries, as with ``boundary="official"``; L is k M.
-        config: of both models, which are in training mode.
-        device: of the models.
-        vocab_size: of the batch, see ``made_batch``.
+        preset: of the encoder, see ``model_of``.
+        device: of the models, which are in training mode.
         precision: of the encoder, as ``train.precision``: fp32 or bf16; weights are float32.
-        expand_at: time ``exlm-at-E`` too for each of these E: ``model.expand_at``.
 
     Yields:
         Records whose ``parts`` give milliseconds by part, forward and backward.
     """
-    batch = made_batch(shape, vocab_size).to(device)
+    if shape.M < 3 or shape.L % shape.M:
+        raise UserError(
+            f"--shape is {shape}; a step has M = masks + 2 targets, at least 3, and k M states"
+        )
+    config = model_of(shape, preset)
+    run = RunConfig(model=config, train=TrainConfig(batch_size=shape.B))
+    check_memory(run, VOCAB_SIZE, row_length(shape), device)
+    batch = made_batch(shape, VOCAB_SIZE).to(device)
+    half = config.shape.num_layers // 2
     configs = {"mlm": config, "exlm": config}
-    configs |= {f"exlm-at-{E}": replace(config, expand_at=E) for E in expand_at}
+    for E in (half, half + half // 2):
+        configs[f"exlm-at-{E}"] = replace(config, expand_at=E)
     models: dict[str, MaskedLM | ExLM] = {}
     for name, own in configs.items():
         torch.manual_seed(0)
-        models[name] = (MaskedLM if name == "mlm" else ExLM)(own, vocab_size).to(device)
+        models[name] = (MaskedLM if name == "mlm" else ExLM)(own, VOCAB_SIZE).to(device)
     calls = {
         name: partial(whole_step, model, batch, precision) for name, model in models.items()
     }
@@ -112,7 +123,7 @@ def step(
             details = {
                 "dtype": "float32" if precision == "fp32" else "bfloat16",
                 "num_tokens": N,
-                "vocab_size": vocab_size,
+                "vocab_size": VOCAB_SIZE,
                 "parts": time_parts(model, batch, device, precision),
                 "step_tokens_per_second": 1000 * B * N / timings[name].median_ms,
             }
@@ -128,16 +139,11 @@ def whole_step(
 ) -> torch.Tensor:
     """Forward and backward pass as training does them; the loss."""
     model.zero_grad(set_to_none=True)
-    with _precision(precision, batch):
+    device_type = batch.token_ids_BN.device.type
+    with torch.autocast(device_type, torch.bfloat16, enabled=precision == "bf16"):
         loss = score(model, batch).loss
     loss.backward()
     return loss.detach()
-
-
-def _precision(precision: str, batch: MaskedBatch) -> AbstractContextManager:
-    """Around a forward pass: autocast to bf16, or nothing."""
-    device_type = batch.token_ids_BN.device.type
-    return torch.autocast(device_type, torch.bfloat16, enabled=precision == "bf16")
 
 
 def time_parts(
@@ -189,3 +195,41 @@ def _parts(events: Iterable[Any], device: torch.device) -> dict[str, dict[str, f
         elif event.sequence_nr >= 0 and event.scope == 0:
             part_of_node[event.sequence_nr] = part  # the last with a number makes the node
     return {part: spent[part] for part in PARTS if part in spent}
+
+
+# ---- a step of training ----
+
+
+def step_costs(config: RunConfig, corpus: Corpus) -> dict[str, float]:
+    """Cost of a step of ExLM relative to MLM on the same rows, measured and counted.
+
+    Without chains, which only the first steps have.
+
+    Returns:
+        ``cost_ratio``, of the medians; ``cost_ratio_floor``, of the unavoidable floating-point
+        operations; ``step_ms`` and ``mlm_step_ms``, medians, of processor time on a CPU.
+    """
+    config = replace(config, train=replace(config.train, chain_warmup=0.0))
+    configs = {"exlm": config, "mlm": replace(config, objective="mlm")}
+    with tempfile.TemporaryDirectory() as folder:
+        trainers = {
+            name: Trainer(single, corpus.train, corpus.validation, Path(folder) / name)
+            for name, single in configs.items()
+        }
+        calls = {name: partial(trainer.stepper.step, 0) for name, trainer in trainers.items()}
+        device = trainers["mlm"].engine.device
+        timings = time_side_by_side(calls, device, ENOUGH_TRAINED_SECONDS)
+    ms = {
+        name: timing.median_ms if device.type == "cuda" else timing.median_cpu_ms
+        for name, timing in timings.items()
+    }
+    vocab_size, row_length = corpus.train.vocab_size, int(corpus.train.lengths_R.max())
+    flops = {
+        name: row_flops(single, vocab_size, row_length) for name, single in configs.items()
+    }
+    return {
+        "cost_ratio": ms["exlm"] / ms["mlm"],
+        "cost_ratio_floor": flops["exlm"] / flops["mlm"],
+        "step_ms": ms["exlm"],
+        "mlm_step_ms": ms["mlm"],
+    }

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from exlm_lab.benchmarks.costs import step_costs
+from exlm_lab.benchmarks.step import step_costs
 from exlm_lab.downstream.catalogue import ReadingConfig, load_task
 from exlm_lab.downstream.prepared import Problem, load_problem, make_problem
 from exlm_lab.downstream.task import Examples

@@ -54,7 +54,7 @@ MAY_DRAW = {
 MAY_READ_OPTIONS = {
     "exlm_mini.config.options", "exlm_mini.plot", "exlm_mini.prepare", "exlm_mini.fill",
     "exlm_mini.doctor", "exlm_mini.export", "exlm_lab.finetune", "exlm_lab.sweep",
-    "exlm_lab.bench", "exlm_lab.benchmarks.command", "book",
+    "exlm_lab.bench", "book",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tiny_runs import DATA
 
-from exlm_lab.benchmarks import costs
+from exlm_lab.benchmarks import step
 from exlm_lab.benchmarks.measure import Timing
 from exlm_lab.experiments import measures
 from exlm_lab.experiments.measures import measure
@@ -370,9 +370,9 @@ def test_costs_are_of_processor_time_and_of_operations_with_links(corpora, monke
             call()
         return {"exlm": Timing([50.0], [6.0]), "mlm": Timing([2.0], [4.0])}
 
-    monkeypatch.setattr(costs, "time_side_by_side", timed)
+    monkeypatch.setattr(step, "time_side_by_side", timed)
     corpus, train = corpora["pairs"], replace(PAIRS.train, chain_warmup=0.25)
-    found = costs.step_costs(replace(PAIRS, train=train), corpus)
+    found = step.step_costs(replace(PAIRS, train=train), corpus)
     flops = [
         row_flops(replace(PAIRS, objective=name), corpus.train.vocab_size, 13)
         for name in ("exlm", "mlm")

@@ -13,7 +13,7 @@ from refusals import told
 from tiny_runs import CELL, TASK
 
 from exlm_lab import sweep
-from exlm_lab.benchmarks import costs
+from exlm_lab.benchmarks import step
 from exlm_lab.experiments import ledger as ledgers
 from exlm_lab.experiments import measures
 from exlm_lab.experiments.catalogue import EXPERIMENTS, planned
@@ -121,7 +121,7 @@ def tiny(monkeypatch):
     }  # fmt: skip
     for name, some in cells.items():
         monkeypatch.setitem(EXPERIMENTS, name, replace(EXPERIMENTS[name], cells=tuple(some)))
-    monkeypatch.setattr(costs, "ENOUGH_SECONDS", 0.0)
+    monkeypatch.setattr(step, "ENOUGH_TRAINED_SECONDS", 0.0)
     return cells
 
 
@@ -227,7 +227,7 @@ def grown(monkeypatch):
         cost_of=("cost", timed.name),
     )  # fmt: skip
     monkeypatch.setitem(EXPERIMENTS, "cost", replace(EXPERIMENTS["cost"], cells=(timed,)))
-    monkeypatch.setattr(costs, "ENOUGH_SECONDS", 0.0)
+    monkeypatch.setattr(step, "ENOUGH_TRAINED_SECONDS", 0.0)
     for name in ("PRIZE_ROWS", "FILLED_ROWS"):
         monkeypatch.setattr(measures, name, 8)
     return cell
