@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from exlm_lab.downstream.figure import draw_map
-from exlm_lab.downstream.tables import find_column, table_writer, told_chunks
+from exlm_lab.downstream.tables import find_column, num_rows, table_writer, told_chunks
 from exlm_mini.config.checks import Count, UserError
 from exlm_mini.config.options import Parser, command_parser, of
 from exlm_mini.data.files import whole_file
@@ -50,29 +50,14 @@ def _parser() -> Parser:
 
 
 @contextlib.contextmanager
-def _npy(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
-    """Writes vectors_BD, piece by piece, as one array."""
+def _npy(path: Path, *shape: int) -> Iterator[Callable[[np.ndarray], object]]:
+    """Writes vectors_BD, piece by piece, as one array of a shape."""
     from numpy.lib import format as npy
 
-    num_rows, vectors_BD = 0, np.zeros((0, 0), np.float32)
+    fields = {"descr": "<f4", "fortran_order": False, "shape": shape}
     with whole_file(path) as stream:
-
-        def head() -> None:
-            stream.seek(0)  # the header has room for any number of rows
-            shape = num_rows, vectors_BD.shape[1]
-            fields = {"descr": "<f4", "fortran_order": False, "shape": shape}
-            npy.write_array_header_1_0(stream, fields)
-
-        def write(piece_BD: np.ndarray) -> None:
-            nonlocal num_rows, vectors_BD
-            vectors_BD = piece_BD
-            if num_rows == 0:
-                head()
-            stream.write(piece_BD.astype("<f4").tobytes())
-            num_rows += len(piece_BD)
-
-        yield write
-        head()
+        npy.write_array_header_1_0(stream, fields)
+        yield lambda piece_BD: stream.write(piece_BD.astype("<f4").tobytes())
 
 
 def run(options: Any) -> None:
@@ -89,8 +74,11 @@ def run(options: Any) -> None:
         raise UserError("--color colours the map; name its file with --map")
     drawn: list[tuple[np.ndarray, Any]] = []
     model = load(options.model)
-    writer: Any = _npy if is_array else table_writer
-    with writer(options.output) as write:
+    writer: Any = table_writer(options.output)
+    if is_array:
+        shape = num_rows(options.table), model.config.model.shape.width
+        writer = _npy(options.output, *shape)
+    with writer as write:
         for first, frame in told_chunks(options.table, "embedded"):
             column = frame.iloc[:, find_column(options.table, frame, options.column)]
             long: list[str] = []

@@ -38,30 +38,26 @@ def encode_examples(
 
     Returns:
         rows: R times int32 ids, boundaries included, not padded.
-        notes: how many there are, the tokens of the longest, how many were cut and by how many
-            tokens, and the share of [UNK] among all tokens before any was cut.
+        notes: how many there are, the tokens of the longest, how many were cut, and the share of
+            [UNK] among all tokens before any was cut.
     """
     from exlm_mini.hf.tokenizer import tokenizer_for  # transformers takes seconds
 
-    encode, columns = tokenizer_for(tokenizer), list(zip(*texts, strict=True))
-    num_special = FRAME * len(columns)
-    most = config.longest_text(len(columns))
-    whole = encode(*map(list, columns))["input_ids"]
-    is_long = [len(row) > most for row in whole]
-    long = [
-        [text for text, cut in zip(column, is_long, strict=True) if cut] for column in columns
-    ]
-    fitted = iter(
-        encode(*long, truncation=True, max_length=most)["input_ids"] if any(is_long) else ()
+    encode, columns = (
+        tokenizer_for(tokenizer),
+        [[*column] for column in zip(*texts, strict=True)],
     )
-    rows = [next(fitted) if cut else row for row, cut in zip(whole, is_long, strict=True)]
-    num_tokens = sum(len(row) - num_special for row in whole)
+    most = config.longest_text(len(columns))
+    rows = whole = encode(*columns)["input_ids"]
+    num_long = sum(len(row) > most for row in whole)
+    if num_long:
+        rows = encode(*columns, truncation=True, max_length=most)["input_ids"]
+    num_tokens = sum(len(row) - FRAME * len(columns) for row in whole)
     num_unknown = sum(row.count(tokenizer.special_ids.unk) for row in whole)
     return [np.array(row, dtype=np.int32) for row in rows], {
         "examples": len(rows),
         "longest": max(map(len, rows)),
-        "truncated": sum(is_long),
-        "tokens_cut": sum(map(len, whole)) - sum(map(len, rows)),
+        "truncated": num_long,
         "unknown_share": round(num_unknown / max(num_tokens, 1), 6),
     }
 

@@ -55,17 +55,16 @@ def windows(
     Returns:
         windows: see above.
         notes: how many questions and windows there are, the longest of these, how many questions
-            were cut and by how many tokens, and the share of [UNK] among all tokens.
+            were cut, and the share of [UNK] among all tokens.
     """
     from exlm_mini.hf.tokenizer import tokenizer_for  # transformers takes seconds
 
     encode = tokenizer_for(tokenizer)
     asked = [question.question for question in questions]
     ends = encode(asked, add_special_tokens=False, return_offsets_mapping=True)
-    num_cut = [max(0, len(own) - max_question) for own in ends["offset_mapping"]]
-    for n, own in enumerate(ends["offset_mapping"]):
-        if num_cut[n]:
-            asked[n] = asked[n][: own[max_question - 1][1]]
+    long = [n for n, own in enumerate(ends["offset_mapping"]) if len(own) > max_question]
+    for n in long:
+        asked[n] = asked[n][: ends["offset_mapping"][n][max_question - 1][1]]
     encoded = encode(
         asked, [question.context for question in questions], truncation="only_second",
         max_length=max_length, stride=overlap,
@@ -85,8 +84,7 @@ def windows(
         "examples": len(questions),
         "windows": len(cut),
         "longest": max(len(window.token_ids_N) for window in cut),
-        "truncated": sum(number > 0 for number in num_cut),
-        "tokens_cut": sum(num_cut),
+        "truncated": len(long),
         "unknown_share": round(float(num_unknown) / sum(len(w.token_ids_N) for w in cut), 6),
     }
 

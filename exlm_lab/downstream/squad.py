@@ -9,6 +9,7 @@ answers counts. For a question without an answer only an empty prediction is rig
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import string
 from collections import Counter
@@ -40,30 +41,6 @@ class Question(NamedTuple):
     """Gold answers, without white space around them; empty if the question has none."""
     span: tuple[int, int] | None
     """Start and end (excluded) of the first gold answer in the context; None without one."""
-
-
-class _Answer(Shape):
-    text: str
-    answer_start: int
-
-
-class _Asked(Shape):
-    id: str
-    question: str
-    answers: list[_Answer]
-
-
-class _Paragraph(Shape):
-    context: str
-    qas: list[_Asked]
-
-
-class _Article(Shape):
-    paragraphs: list[_Paragraph]
-
-
-class _File(Shape):
-    data: list[_Article]
 
 
 class _Answers(Shape):
@@ -103,22 +80,21 @@ def load_squad(source: Path | None = None) -> Squad:
 
 def read_file(path: Path) -> tuple[list[Question], int]:
     """The questions of one file of the official JSON, at least one; see ``read_questions``."""
-    with reading(path), open_decompressed(path) as stream:
-        content = stream.read()
-    rows = [
-        {
-            "id": asked.id,
-            "question": asked.question,
-            "context": paragraph.context,
-            "answers": {
-                name: [getattr(answer, name) for answer in asked.answers]
-                for name in ("text", "answer_start")
-            },
-        }
-        for article in parsed(_File, content, path).data
-        for paragraph in article.paragraphs
-        for asked in paragraph.qas
-    ]
+    with reading(path, errors=TypeError), open_decompressed(path) as stream:
+        rows = [
+            {
+                "id": asked["id"],
+                "question": asked["question"],
+                "context": paragraph["context"],
+                "answers": {
+                    name: [answer[name] for answer in asked["answers"]]
+                    for name in ("text", "answer_start")
+                },
+            }
+            for article in json.load(stream)["data"]
+            for paragraph in article["paragraphs"]
+            for asked in paragraph["qas"]
+        ]
     return read_questions(rows, str(path))
 
 

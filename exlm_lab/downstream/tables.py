@@ -41,10 +41,15 @@ def chunks(path: Path, size: int = CHUNK) -> Iterator[Any]:
             yield frame
 
 
+def num_rows(path: Path) -> int:
+    """Rows of a table."""
+    return sum(map(len, chunks(path)))
+
+
 def told_chunks(path: Path, what: str) -> Iterator[tuple[int, Any]]:
     """``chunks`` with the number of the first row of each, and their progress on stderr."""
-    done, total = 0, sum(map(len, chunks(path)))
-    with ProgressLine("rows", total) as line:
+    done = 0
+    with ProgressLine("rows", num_rows(path)) as line:
         for frame in chunks(path):
             yield done, frame
             done += len(frame)
