@@ -1,8 +1,8 @@
 """Measurements of a trained model, under the names that records use.
 
-``measure(model, config, corpus)`` returns ``{name: number}``; ``METRICS`` explains each number.
-Rows are the first held-out ones of the corpus, with masks from a seed of their own, so models
-with equal masking are measured on the same rows and masks.
+``measure(model, config, corpus)`` returns ``{name: number}``. Rows are the first held-out ones of
+the corpus, with masks from a seed of their own, so models with equal masking are measured on the
+same rows and masks.
 
 A token is *lost* when all its copies are masked (Appendix E): in Repeated MLM those with a visible
 copy count nowhere, and the k predictions of a lost token are averaged. Without repetition every
@@ -28,10 +28,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from exlm_lab.experiments.entropy import entropy_bits, fully_masked
-from exlm_lab.experiments.metric_names import METRICS
 from exlm_lab.experiments.probes import probe_accuracy
-from exlm_lab.experiments.states import RowReading, pairwise_divergence_bits, read_rows
+from exlm_lab.experiments.states import (
+    RowReading,
+    entropy_bits,
+    fully_masked,
+    pairwise_divergence_bits,
+    read_rows,
+)
 from exlm_lab.experiments.toy_contexts import Contexts
 from exlm_mini.config import RunConfig
 from exlm_mini.data.batches import validation_batches
@@ -67,7 +71,25 @@ def measure(
     seed: int = 0,
     with_probe: bool = True,
 ) -> dict[str, float]:
-    """All ``METRICS`` that the model and its data have.
+    """What there is to measure of a model and its data, by name.
+
+    "Alone" is each lost token predicted by itself; all are means, in bits unless another unit is
+    named. ``lost_share`` of the tokens, ``lost_per_row`` tokens; alone ``entropy_bits``
+    (Appendices E, Q.1), ``cross_entropy_bits`` of the true word and ``accuracy``;
+    ``frequency_bits``, -log2 of the true word's frequency in training rows; ``bits_per_row``,
+    -log2 P(all lost tokens of a row | context), for ExLM the sum over paths, and
+    ``bits_per_mask``. Won by links: ``linked_bits``, what single predictions of a row cost less
+    ``bits_per_row``, below 0 where probability is lost to fillings of another length, and
+    ``dependence_bits``, where only fillings of the right length are compared.
+
+    ExLM: ``clones_used``, 2 to the entropy of the clone index of visited states, 1 to k;
+    ``specialisation_bits``, Jensen-Shannon divergence of two clones' words, 0 to 1.
+
+    Toy languages: alone ``optimum_entropy_bits`` of the true distribution and ``excess_bits``,
+    KL(true || model); ``missed_share`` of the information of the visible words, 1 for a model that
+    predicts from places alone; of a row ``floor_bits_per_row``, the sum of the marginal entropies,
+    ``joint_bits_per_row``, the joint entropy, ``total_correlation_bits``, their difference, and
+    ``captured_bits``, below the floor; ``probe_accuracy``, see ``probes``.
 
     Args:
         model: of any single objective; its mode is restored.
@@ -91,8 +113,7 @@ def measure(
             probed["probe_accuracy"] = probe_accuracy(model, k, *language, seed)
     finally:
         model.train(was_training)
-    summary = _summary(values) | probed
-    return {name: summary[name] for name in METRICS if name in summary}
+    return _summary(values) | probed
 
 
 def measure_together(

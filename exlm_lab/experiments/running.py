@@ -17,7 +17,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -115,14 +114,22 @@ class Runner:
         """
         config = self._here(config)
         corpus, folder = self.corpus(config), self.folder(config, watched)
+        seen: dict[str, float] = {}
         with self._alone(folder):
             trainer = self._trainer(config, corpus, folder)
+
+            def watch() -> dict[str, float]:
+                run, num_rows = trainer.config, trainer.config.train.validation_rows
+                numbers = measure(trainer.model, run, corpus, num_rows, with_probe=False)
+                seen.update((name, numbers[name]) for name in watched if name in numbers)
+                return dict(seen)
+
+            def should_stop() -> bool:
+                return self.should_stop() or _is_enough(seen, watched)
+
             if not _got_there(folder, watched):
-                seen: dict[str, float] = {}
                 outcome = trainer.run(
-                    on_progress,
-                    partial(self._ends, seen, watched),
-                    watch=partial(_watch, trainer, corpus, watched, seen) if watched else dict,
+                    on_progress, should_stop, watch=watch if watched else dict
                 )
                 if not (outcome.is_complete or _is_enough(seen, watched)):
                     raise StoppedError
@@ -137,9 +144,6 @@ class Runner:
             "tokens": last["tokens"],
             "seconds": last["seconds"],
         }
-
-    def _ends(self, seen: Mapping[str, float], watched: Watched) -> bool:
-        return self.should_stop() or _is_enough(seen, watched)
 
     def _trainer(self, config: RunConfig, corpus: Corpus, folder: Path) -> Trainer:
         """Of a run that may go on from that of another cell, in a folder of this directory."""
@@ -281,18 +285,6 @@ def taken(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
                 raise
             is_ours = False
         yield is_ours
-
-
-def _watch(
-    trainer: Trainer, corpus: Corpus, watched: Watched, seen: dict[str, float]
-) -> dict[str, float]:
-    """Measure the watched metrics after a validation, into ``seen``."""
-    config = trainer.config
-    numbers = measure(
-        trainer.model, config, corpus, config.train.validation_rows, with_probe=False
-    )
-    seen.update((name, numbers[name]) for name in watched if name in numbers)
-    return dict(seen)
 
 
 def _is_enough(numbers: Mapping[str, Any], watched: Watched) -> bool:
