@@ -244,7 +244,7 @@ _ = ax.legend(loc="upper left")
 
 # %% mystnb={"code_prompt_show": "Checked: repetition, lost words, their mean and variance agree with the package; the 14 shares are those that the paper prints"} tags=["hide-cell", "check"]
 assert counts == [(4, 4), (8, 2)]
-from exlm_lab.experiments.states import fully_masked
+from exlm_lab.experiments.entropy import fully_masked
 from exlm_mini.data.masking import (
     corrupted_share,
     corrupted_share_moments,

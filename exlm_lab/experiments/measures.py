@@ -28,14 +28,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from exlm_lab.experiments.entropy import entropy_bits, fully_masked
 from exlm_lab.experiments.probes import probe_accuracy
-from exlm_lab.experiments.states import (
-    RowReading,
-    entropy_bits,
-    fully_masked,
-    pairwise_divergence_bits,
-    read_rows,
-)
+from exlm_lab.experiments.states import RowReading, pairwise_divergence_bits, read_rows
 from exlm_lab.experiments.toy_contexts import Contexts
 from exlm_mini.config import RunConfig
 from exlm_mini.data.batches import validation_batches
