@@ -116,10 +116,10 @@ def entropy(p):
 print(f"{entropy(p_V):.2f} bits")
 
 # %% [markdown]
-# {numref}`fig-one-slot` hides more and more of the context. From left to right,
-# the place of "ropes" has the answers of a harbour, then those of every topic
-# that allows *carrying*, then all of them, and finally all of them almost evenly.
-# With $c$ for the visible words, the two functions above compute
+# {numref}`fig-one-slot` hides more and more of the context. From left to right, the
+# place of "ropes" has the answers of a harbour, then those of every topic that
+# allows *carrying*, then all twenty, and finally these more evenly. With $c$ for
+# the visible words, the two functions above compute
 #
 # $$
 # \begin{aligned}
@@ -128,12 +128,12 @@ print(f"{entropy(p_V):.2f} bits")
 # \end{aligned}
 # $$
 
-# %% mystnb={"figure": {"caption": "The word at the place of \"ropes\" in four contexts: exact probabilities, with the entropy in bits above each column.", "name": "fig-one-slot"}, "image": {"alt": "Four columns of probabilities. With only this word hidden four words are possible, with all eleven dependent words hidden sixteen, almost evenly."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "The word at the place of \"ropes\" in four contexts: exact probabilities, with the entropy in bits above each column.", "name": "fig-one-slot"}, "image": {"alt": "Four columns of probabilities. With only this word hidden four words are possible, with all eleven dependent words hidden twenty."}} tags=["remove-input"]
 hidden, columns = {ropes}, []
 contexts = {
     "this": (),
     "+ sailors,\nharbour": ("sailors", "harbour"),
-    "+ carry-\ning": ("carrying",),
+    "+ verb": ("carrying",),
     "all 11": tuple(text.split()[n] for n in town.slots),
 }
 for more in contexts.values():
@@ -147,6 +147,7 @@ table = np.array(columns)[:, possible].T
 draw_heatmap(ax, table, list(contexts), words, "probability", **style)
 ax.set_xlabel("hidden")
 ax.tick_params(labelsize=8)
+ax.tick_params(axis="x", rotation=0)
 for x, column_V in enumerate(columns):
     style = {"ha": "center", "va": "bottom", "fontsize": 9}
     _ = ax.text(x + 0.5, -0.3, f"{entropy(column_V):.1f}", **style)
@@ -178,8 +179,8 @@ print(f"{product_VV[joint_VV == 0].sum():.0%} of the product is impossible")
 # `product_VV` is what an MLM says at its very best: the product of the true
 # distributions of the two words ({numref}`fig-joint-product`). Each row and each
 # column has the right sum, but three quarters of the probability lies on pairs that
-# no one ever says. The paper calls this *inter-token multimodality*, a name from
-# machine translation that writes all words at once {cite}`gu2018nat`.
+# no one ever says. The paper calls this *inter-token multimodality*, a term from
+# translation models that write all words at once {cite}`gu2018nat`.
 
 # %% mystnb={"figure": {"caption": "Two hidden words of `fours`. Above: how they occur together. Below: the product of their true distributions.", "name": "fig-joint-product"}, "image": {"alt": "Two tables of four by four. Together, each word of the first slot goes with one of the second, with probability 0.25. One by one, all sixteen pairs have 0.06."}} tags=["remove-input"]
 rows, cols = np.flatnonzero(p_Z @ first_ZV), np.flatnonzero(p_Z @ second_ZV)
@@ -191,22 +192,23 @@ draw_tables(tables, *names, is_stacked=True)
 # %% [markdown]
 # ## How many bits is that?
 #
-# Let $x_1, \dots, x_M$ be the hidden words, and $c$ the visible ones. The
+# Let $x_1, \dots, x_m$ be the hidden words, and $c$ the visible ones. The
 # uncertainty of the words one by one is the sum of their **marginal entropies**
-# $H(x_i \mid c)$. Their uncertainty together is the **joint entropy** $H(x_1,
-# \dots, x_M \mid c)$. The difference is the **total correlation**
+# $H(x_i \mid c)$. Their uncertainty together is the **joint entropy**
+# $H(x_1, \dots, x_m \mid c)$. The difference is the **total correlation**
 # {cite}`watanabe1960correlation`,
 #
 # $$
-# \mathrm{TC} = \sum_{i=1}^{M} H(x_i \mid c) - H(x_1, \dots, x_M \mid c),
+# \mathrm{TC} = \sum_{i=1}^{m} H(x_i \mid c) - H(x_1, \dots, x_m \mid c),
 # $$
 #
 # which for two words is their mutual information. To compute the joint entropy,
 # list the combinations of hidden words slot by slot and keep those that are
-# possible (`C`). A third small language, `quartets`, is like `fours`, but each of
-# its four moods allows three words in either slot: $2 \log_2 12 = 7.17$ bits one
-# by one, $\log_2 (4 \cdot 9) = 5.17$ together. In these three, one context is as
-# good as another; `town` is averaged over all contexts, by the package.
+# possible (axis `C`; `Z` has the values of all variables). A third small language,
+# `quartets`, is like `fours`, but each of its four moods allows three words in
+# either slot: $2 \log_2 12 = 7.17$ bits one by one, $\log_2 (4 \cdot 9) = 5.17$
+# together. In these three, one context is as good as another; `town` is averaged
+# over all contexts, by the package.
 
 
 # %%
@@ -253,9 +255,7 @@ assert 1 / 3 < 1 - facts["town"][1] / facts["town"][0] < 0.35
 # %% [markdown]
 # Predicting word by word counts what two words share twice, and what more words
 # share once for each of them. In `town`, with all eleven of the words hidden that
-# depend on a variable, a third of all bits is counted more than once. (With 15% of
-# the words hidden at random, as BERT does it, hardly any are: the three or so
-# hidden words of a sentence share 0.02 bits, {ref}`chap-findings`.)
+# depend on a variable, a third of an MLM's bits is such a surplus.
 #
 # ## The best that word-by-word guessing can do
 #
@@ -266,10 +266,10 @@ assert 1 / 3 < 1 - facts["town"][1] / facts["town"][0] < 0.35
 #
 # $$
 # \begin{aligned}
-# \mathbb{E}\Big[-\log_2 &\prod_{i=1}^{M} q_i(x_i \mid c)\Big]
-# = \sum_{i=1}^{M} H(x_i \mid c) \\
-# &+ \sum_{i=1}^{M} \mathbb{E}_c\big[\mathrm{KL}(P(x_i \mid c) \,\|\, q_i)\big]
-# \ge \sum_{i=1}^{M} H(x_i \mid c).
+# \mathbb{E}\Big[-\log_2 &\prod_{i=1}^{m} q_i(x_i \mid c)\Big]
+# = \sum_{i=1}^{m} H(x_i \mid c) \\
+# &+ \sum_{i=1}^{m} \mathbb{E}_c\big[\mathrm{KL}(P(x_i \mid c) \,\|\, q_i)\big]
+# \ge \sum_{i=1}^{m} H(x_i \mid c).
 # \end{aligned}
 # $$ (eq-gibbs)
 #
@@ -280,8 +280,8 @@ assert 1 / 3 < 1 - facts["town"][1] / facts["town"][0] < 0.35
 # ## The same weights, asked twice
 #
 # Is the network too small to know that the words belong together? Train the MLM of
-# the first chapter on `pairs` with each of the two slots hidden in half of the
-# sentences, so that it meets sentences with one slot hidden and with both. Then let
+# the first chapter on `pairs` with each of the two slots hidden with probability
+# one half, so that it meets sentences with one slot hidden and with both. Then let
 # it guess the first slot, tell it the answer, and let it guess the second. By the
 # chain rule, $P(x_1, x_2 \mid c)$ is $P(x_1 \mid c)$ times $P(x_2 \mid c, x_1)$.
 
@@ -289,13 +289,13 @@ assert 1 / 3 < 1 - facts["town"][1] / facts["town"][0] < 0.35
 pairs = grammar("pairs")
 WORDS = vocabulary(pairs)
 sentence_BN = every_row(pairs)
-felt, did = (1 + n for n in pairs.slots)
+first, second = (1 + n for n in pairs.slots)
 draw = torch.Generator().manual_seed(1)
 
 
 def half_hidden():
     is_hidden_BN = torch.zeros_like(sentence_BN, dtype=torch.bool)
-    is_hidden_BN[:, [felt, did]] = (
+    is_hidden_BN[:, [first, second]] = (
         torch.rand(len(sentence_BN), 2, generator=draw) < 0.5
     )
     return sentence_BN.masked_fill(is_hidden_BN, MASK), sentence_BN
@@ -313,10 +313,10 @@ _ = torch.manual_seed(1)
 mlm = MLM(len(WORDS))
 initialise(mlm)
 _ = train(mlm, half_hidden, steps=300)
-both = hide(sentence_BN, [felt, did])
-first = word_bits(mlm, both, felt)
-in_one_go = first + word_bits(mlm, both, did)
-in_two_steps = first + word_bits(mlm, hide(sentence_BN, [did]), did)
+both = hide(sentence_BN, [first, second])
+first_bits = word_bits(mlm, both, first)
+in_one_go = first_bits + word_bits(mlm, both, second)
+in_two_steps = first_bits + word_bits(mlm, hide(sentence_BN, [second]), second)
 print(f"in one go {in_one_go:.3f} bits, in two steps {in_two_steps:.3f} bits")
 
 # %% [markdown]
@@ -326,8 +326,8 @@ print(f"in one go {in_one_go:.3f} bits, in two steps {in_two_steps:.3f} bits")
 
 # %% tags=["nbval-ignore-output"]
 with torch.no_grad():
-    p_MV = mlm.log_words(both[:1])[0, [felt, did]].exp()
-pick = torch.Generator().manual_seed(6)
+    p_MV = mlm.log_words(both[:1])[0, [first, second]].exp()
+pick = torch.Generator().manual_seed(9)
 for a, b in torch.multinomial(p_MV, 8, True, generator=pick).T.tolist():
     is_said = (WORDS[a], WORDS[b]) in (("happy", "smiled"), ("sad", "wept"))
     verdict = "possible" if is_said else "impossible"
@@ -350,8 +350,8 @@ assert abs(possible - 0.5) < 0.05
 # products instead of one, and a weight for each:
 #
 # $$
-# Q(x_1, \dots, x_M \mid c)
-# = \sum_{z=1}^{k} w_z \prod_{i=1}^{M} q_{z,i}(x_i \mid c).
+# Q(x_1, \dots, x_m \mid c)
+# = \sum_{z=1}^{k} w_z \prod_{i=1}^{m} q_{z,i}(x_i \mid c).
 # $$
 #
 # One product may say happy and smiled, another one sad and wept. How good are $k$
@@ -375,14 +375,15 @@ for k in (1, 2, 3, 4, 5):
     print(f"k = {k}: {best:.2f} bits")
 
 # %% [markdown]
-# One product is an MLM and stays on the floor of 4 bits. Four products, as many
-# as there are moods, reach the joint entropy, and a fifth adds nothing. In
-# general, $k$ products get at most $(M - 1) \log_2 k$ bits below the floor.
+# One product is an MLM and stays on the floor of 4 bits. Four products, as many as
+# there are moods, reach the joint entropy, and a fifth adds nothing. In general,
+# $k$ products get at most $(m - 1) \log_2 k$ bits below the floor.
 #
 # ```{admonition} Proof of the bound
 # :class: dropdown
-# For every $z$, $Q(x) = Q(x, z) / Q(z \mid x)$. Draw $x$ from the truth and $z$
-# from $Q(z \mid x)$, and take the mean of $-\log_2$ of both sides:
+# Everything here is given $c$. For every $z$, $Q(x) = Q(x, z) / Q(z \mid x)$. Draw
+# $x$ from the truth and $z$ from $Q(z \mid x)$, and take the mean of $-\log_2$ of
+# both sides:
 #
 # $$
 # \begin{aligned}
@@ -404,7 +405,7 @@ for k in (1, 2, 3, 4, 5):
 # $$
 #
 # Since $I(x_i; z) \le I(x; z)$ and $I(x; z) \le H(z) \le \log_2 k$, this mean is at
-# most $(M - 1) \log_2 k$ below the floor.
+# most $(m - 1) \log_2 k$ below the floor.
 # ```
 #
 # ## From stories to paths
@@ -414,11 +415,13 @@ for k in (1, 2, 3, 4, 5):
 # {numref}`fig-stories` shows the way out, which is ExLM's. Give each mask $k$
 # *states*, each with its own distribution over words. Two stories are two rows of
 # states. Now let a state lead to *any* state of the next mask: every path through
-# the graph is a story, a product like those above, and $k M$ states tell $k^M$ of
+# the graph is a story, a product like those above, and $k m$ states tell $k^m$ of
 # them. The numbers on the edges say how likely each path is, and they can forbid
-# the ones that make no sense.
+# the ones that make no sense. From one mask to the next the edges carry at most
+# $\log_2 k$ bits, as the choice of a product does, but each step can carry bits of
+# its own.
 
-# %% mystnb={"figure": {"caption": "Three masks with two states each. Above: a mixture of two stories. Below: the same six states as a graph, with eight paths.", "name": "fig-stories"}, "image": {"alt": "Above, two separate chains, happy smiled sang and sad wept sighed. Below, edges lead from every state to both states of the next mask."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Three masks with two states each. Above: a mixture of two stories. Below: the same six states as a graph, with eight paths. Here the first word decides on the second, and not on the third.", "name": "fig-stories"}, "image": {"alt": "Above, two separate chains, happy smiled sang and sad wept sighed. Below, edges lead from every state to both states of the next mask: from happy to smiled with 0.9, to wept with 0.1, and then on to either with 0.5."}} tags=["remove-input"]
 labels = ["BOS", "happy", "sad", "smiled", "wept", "sang", "sighed", "EOS"]
 kinds = ["boundary", "mask", "mask", "second", "second", "mask", "mask", "boundary"]
 owner = np.array([0, 1, 1, 2, 2, 3, 3, 4])
@@ -428,6 +431,8 @@ is_same[0] = True
 fig, axes = plt.subplots(2, 1, figsize=(3.6, 3.8))
 for ax, is_edge in zip(axes, (is_next & is_same, is_next), strict=True):
     E = is_edge / np.maximum(is_edge.sum(axis=1, keepdims=True), 1)
+    if ax is axes[1]:
+        E[1:3, 3:5] = [[0.9, 0.1], [0.1, 0.9]]
     draw_dag(ax, E, owner.tolist(), labels, kinds)
 
 # %% [markdown]
@@ -438,8 +443,8 @@ for ax, is_edge in zip(axes, (is_next & is_same, is_next), strict=True):
 # mean over all $2^8$ cases is exact. As $p$ grows, every word becomes more
 # uncertain, and the hidden words share more: 3% of an MLM's bits at $p = 15\%$
 # (less if all 22 words were in view), and 23% at 78.9%, the highest ratio in the
-# paper's experiment. A higher ratio also puts more [MASK] symbols into the input.
-# {ref}`chap-repeated` separates the two effects.
+# paper. A higher ratio also puts more [MASK] symbols into the input.
+# {ref}`chap-repeated` separates the two effects, and says where 78.9% comes from.
 
 # %% mystnb={"figure": {"caption": "Bits per hidden word of `town` as more is hidden, exact. The space between the curves is the total correlation.", "name": "fig-ratio-bits"}, "image": {"alt": "Two rising curves over the mask ratio, one by one above together; the space between them widens to a quarter."}} tags=["remove-input"]
 from exlm_mini.data.toy import Grammar
@@ -490,11 +495,9 @@ assert list(lost.values()) == sorted(lost.values())
 # %% [markdown]
 # ```{admonition} What others have repaired
 # :class: dropdown
-# A mask does two things to a sentence (§1 of the paper): it puts in a symbol that
-# no real text has, an *unreal token*, and it takes a word out, which leaves
-# *corrupted semantics*. Most work on [MASK] is about the first. BERT leaves the
-# symbol out at a fifth of the chosen words {cite}`devlin2019bert`. ELECTRA lets a
-# small MLM fill the masks and trains the main model to spot what was replaced
+# Most work on [MASK] is about the symbol itself, which no real text has. BERT
+# leaves it out at a fifth of the chosen words {cite}`devlin2019bert`. ELECTRA lets
+# a small MLM fill the masks and trains the main model to spot what was replaced
 # {cite}`clark2020electra`. MAE-LM keeps [MASK] out of the encoder
 # {cite}`meng2024maelm`, and Mask More and Mask Later adds it at a later layer
 # {cite}`liao2022maskmore`. Token dropping lets tokens skip the middle layers

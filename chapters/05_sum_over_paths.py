@@ -75,13 +75,14 @@ torch.set_default_dtype(torch.float64)
 # said, [BOS] and [EOS] included, so there are $M = 4$.
 #
 # We make up the numbers of the graph. Each inner state $u$ has a distribution
-# $\mathbf{P}_u$ over words, and row $v$ of the transition matrix $\mathbf{E}$
-# says where a path goes from state $v$, always forward.
+# $\mathbf{P}_u$ over words, and row $v$ of the transition matrix $\mathbf{E}$ says
+# where a path goes from state $v$, always forward. As in the paper, and unlike in
+# {ref}`chap-one-notebook`, an edge may also join two states of one mask.
 
 # %%
 labels = ["BOS", "1.1", "1.2", "2.1", "2.2", "EOS"]
 words = ["great", "awful", "glad", "sorry"]
-P_4V = torch.tensor(
+P_4V = torch.tensor(  # of the four inner states
     [
         [0.5, 0.3, 0.1, 0.1],  # state 1.1
         [0.1, 0.5, 0.1, 0.3],  # state 1.2
@@ -241,16 +242,15 @@ shown |= {"P": P_ML.tolist(), "E": E_LL.tolist()}
 show_table(shown)
 
 # %% [markdown]
-# The loops visit $(M-1)\,L(L-1)/2$ triples $(i, u, v)$. For the 77 masks above
-# that is 3.7 million. Appendix H counts this work, $\mathcal{O}(M L^2)$; §4.3
-# says $\mathcal{O}(M)$ because it counts the rows, which have to wait for each
-# other.
+# The loops visit $(M-1)\,L(L-1)/2$ triples $(i, u, v)$. For the 77 masks above that
+# is 3.7 million. Appendix H counts this work, $\mathcal{O}(M L^2)$; §4.3 says
+# $\mathcal{O}(M)$ because it counts sequential steps only.
 #
 # ```{admonition} Why logarithms, and why −1e9 instead of −∞
 # :class: dropdown
 # The likelihood is a product of many small numbers: early in training every word
-# has a probability near 1/50,265, and 16 masks are already too much for float32,
-# 77 for float64. The zero that results makes the loss infinite, and code that
+# has a probability near 1/50,265, and ten masks are already too much for float32,
+# 69 for float64. The zero that results makes the loss infinite, and code that
 # replaces infinite losses by 0, to keep running, silently skips the sentence. So
 # `log_forward` adds logarithms:
 #
@@ -297,7 +297,9 @@ for P_graph, E_graph in graphs:
     torch.testing.assert_close(log_forward(*logs)[0].exp(), f_graph)
 assert len(graphs) == 49 and math.comb(308, 77) > 5e73
 assert round(78 * math.comb(310, 2), -5) == 3_700_000
-assert torch.tensor((1 / 50_265) ** 16).float() == 0 == (1 / 50_265) ** 77
+tiny = 1 / 50_265
+assert torch.tensor(tiny**10).float() == 0 == tiny**69
+assert torch.tensor(tiny**9).float() > 0 < tiny**68
 log_E_LL = E_LL.log().requires_grad_()
 log_f = log_forward(P_ML.log()[None], log_E_LL[None])[0, -1, -1]
 assert log_f.isfinite() and torch.autograd.grad(log_f, log_E_LL)[0].isnan().any()
@@ -336,15 +338,20 @@ def backward(P_ML, E_LL):
 
 
 # %% [markdown]
-# A somewhat larger graph shows more: three masks, $L = 8$ states, $M = 5$
-# targets, random numbers. {numref}`fig-naive-trellis` unrolls it, with a row for
-# each target; a path is a line from corner to corner. Look at the marked point,
-# where state 2.2 says the third target. Three partial paths lead there, two lead
-# on, and each of the three can be continued by either of the two: six paths.
+# A somewhat larger graph shows more: three masks, $L = 8$ states, $M = 5$ targets,
+# random numbers.
 
-# %% mystnb={"figure": {"caption": "All 20 paths, unrolled. At the marked point alpha sums the blue ways in and beta the red ways out.", "name": "fig-naive-trellis"}, "image": {"alt": "A grid of eight states and five targets. Three blue lines come from the upper left to the marked point, two red ones lead on to the lower right."}} tags=["remove-input"]
+# %%
 big_P_ML, big_E_LL = random_graph(5, 8, seed=6)
 big_E_LL = big_E_LL / big_E_LL.sum(dim=1, keepdim=True).clamp(min=1e-9)
+
+# %% [markdown]
+# {numref}`fig-naive-trellis` unrolls it, with a row for each target; a path is a
+# line from corner to corner. Look at the marked point, where state 2.2 says the
+# third target. Three partial paths lead there, two lead on, and each of the three
+# can be continued by either of the two: six paths.
+
+# %% mystnb={"figure": {"caption": "All 20 paths, unrolled. At the marked point alpha sums the blue ways in and beta the red ways out.", "name": "fig-naive-trellis"}, "image": {"alt": "A grid of eight states and five targets. Three blue lines come from the upper left to the marked point, two red ones lead on to the lower right."}} tags=["remove-input"]
 big_labels = ["BOS", "1.1", "1.2", "2.1", "2.2", "3.1", "3.2", "EOS"]
 big_targets = ["BOS", "y₂", "y₃", "y₄", "EOS"]
 big_paths = all_paths(5, 8)
@@ -400,8 +407,8 @@ _ = ax.set(xlabel="state u", ylabel="target i")
 # $$ (eq-naive-posterior)
 #
 # $\gamma_{i,u}$ is a *posterior*: given the words, the probability that state $u$
-# said target $i$. $\xi_{v,u}$ is the expected number of times a path takes the
-# edge from $v$ to $u$.
+# said target $i$. $\xi_{v,u}$ is the share of the paths, by probability, that take
+# the edge from $v$ to $u$.
 
 
 # %% tags=["save"]
@@ -436,9 +443,10 @@ print("third target, by autograd", *(f"{x:.4f}" for x in grad_ML[2].tolist()))
 
 # %% [markdown]
 # One step further back are the logits $\mathbf{z}_u$, which a softmax turns into
-# $\mathbf{P}_u$. A masked language model pulls each state towards one word: the
-# gradient of its loss is $\mathbf{P}_u - \mathbf{e}_y$, where $\mathbf{e}_y$ is 1
-# at the right word and 0 elsewhere. ExLM does the same, weighted by the
+# $\mathbf{P}_u$; the gradient of $\log \mathbf{P}_u(y)$ there is
+# $\mathbf{e}_y - \mathbf{P}_u$, where $\mathbf{e}_y$ is 1 at word $y$ and 0
+# elsewhere. A masked language model pulls each state towards one word: the gradient
+# of its loss is $\mathbf{P}_u - \mathbf{e}_y$. ExLM does the same, weighted by the
 # posterior:
 #
 # $$
@@ -578,8 +586,7 @@ table.sort_values("all paths", ascending=False).head(4).round(4)
 # The best of all paths says *great glad*. The most probable filling is *awful
 # sorry*: its best path scores less, but its paths add up to more. *Great glad*
 # comes fourth. So Viterbi gives the best alignment, but only a guess at the best
-# words. {ref}`chap-reading` shows that the two nearly agree once the states of a
-# trained model have specialised.
+# words.
 
 # %% mystnb={"code_prompt_show": "Checked: best paths, likelihoods and posteriors equal lists of all paths and the package's, on 49 graphs; the explorer has your posteriors"} tags=["hide-cell", "check"]
 from exlm_mini.alignment import dag_log_likelihood, posteriors, viterbi

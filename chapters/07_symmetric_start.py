@@ -21,7 +21,7 @@
 # as mixture components, hidden states or experts, has to make them different
 # before they are of use, and at the start nothing says which should become what.
 #
-# **It takes** 25 minutes and a minute of one CPU core.
+# **It takes** 35 minutes and a minute of one CPU core.
 
 # %% tags=["remove-cell", "nbval-skip"]
 # Colab opens this notebook alone: fetch the book around it and install its package.
@@ -76,8 +76,8 @@ _ = torch.set_num_threads(1)
 # %% [markdown]
 # ## Train longer? Fewer edges?
 #
-# The first two ideas that one has are ten times as many steps, and a smaller graph:
-# without edges inside a mask there are four paths instead of six.
+# Two obvious ideas are ten times as many steps, and a smaller graph: without edges
+# inside a mask there are four paths instead of six.
 
 # %% tags=["nbval-ignore-output"]
 language = grammar("pairs")
@@ -135,9 +135,12 @@ def pair_table(enter_v, P_vx, E_vu, Q_uy):
 
 
 def table_bits(logits, chains=0.0):
-    """Mean over the language, both words; from the logits of four softmaxes."""
+    """Mean over the language, both words; from the logits of four softmaxes.
+
+    A later section lets a share `chains` of the paths keep to fixed chains.
+    """
     enter_v, P_vx, E_vu, Q_uy = (x.softmax(dim=-1) for x in logits)
-    enter_v = (1 - chains) * enter_v + chains / 2  # chains: see below
+    enter_v = (1 - chains) * enter_v + chains / 2
     E_vu = (1 - chains) * E_vu + chains * torch.eye(2, dtype=E_vu.dtype)
     p_xy = pair_table(enter_v, P_vx, E_vu, Q_uy)
     return -(p_xy[0, 0].log2() + p_xy[1, 1].log2()) / 2
@@ -152,14 +155,14 @@ def table_bits(logits, chains=0.0):
 # %%
 def descend(logits, steps=480, rate=0.5, fade=0):
     """The logits before every step; chains fade out over `fade` steps."""
-    film = [logits]
+    history = [logits]
     for step in range(steps):
-        logits = [x.clone().requires_grad_() for x in film[-1]]
+        logits = [x.clone().requires_grad_() for x in history[-1]]
         chains = max(0.0, 1 - step / fade) if fade else 0.0
-        slopes = torch.autograd.grad(table_bits(logits, chains), logits)
-        moved = zip(film[-1], slopes, strict=True)
-        film.append([x - rate * d for x, d in moved])
-    return film
+        gradients = torch.autograd.grad(table_bits(logits, chains), logits)
+        pairs = zip(history[-1], gradients, strict=True)
+        history.append([x - rate * g for x, g in pairs])
+    return history
 
 
 # %% [markdown]
@@ -172,10 +175,10 @@ def descend(logits, steps=480, rate=0.5, fade=0):
 # %%
 row = torch.tensor([0.3, -0.2], dtype=torch.float64)
 none = torch.zeros(2, dtype=torch.float64)
-alike = [none, row.repeat(2, 1), none.repeat(2, 1), 2 * row.repeat(2, 1)]
-film = descend(alike)
-enter_v, P_vx, E_vu, Q_uy = film[-1]
-print(f"after {len(film) - 1} steps: {table_bits(film[-1]):.3f} bits")
+alike = [none, row.repeat(2, 1), none.repeat(2, 1), row.repeat(2, 1)]
+history = descend(alike)
+enter_v, P_vx, E_vu, Q_uy = history[-1]
+print(f"after {len(history) - 1} steps: {table_bits(history[-1]):.3f} bits")
 print("clones differ by", (P_vx[0] - P_vx[1]).abs().max().item())
 print("edges differ by", (E_vu - E_vu[0, 0]).abs().max().item())
 
@@ -234,20 +237,20 @@ print(f"clones 1 and 2 of the first mask: {distance:.3f} of their length")
 # ```
 #
 # What counts is the product of the differences. If all three have size
-# $\varepsilon$, the gain has size $\varepsilon^3$: at $\varepsilon = 0.1$ about a
-# thousandth of a bit. Two differences without the third save nothing: clones that
-# speak differently are of no use unless their edges differ, and different edges
-# are of no use between clones that speak alike. Where all three are zero, the
-# gradient vanishes, and so do all second derivatives. Such a point is a saddle,
-# and a very flat one. Near it the gradient with respect to $a$ is proportional to
-# $bc$: each difference grows only as fast as the others allow.
+# $\varepsilon$, the gain has size $\varepsilon^3$: at $\varepsilon = 0.1$ about
+# 0.0014 bits. Two differences without the third save nothing: clones that speak
+# differently are of no use unless their edges differ, and different edges are of no
+# use between clones that speak alike. Where all three are zero, the gradient
+# vanishes, and so do all second derivatives. Such a point is a saddle, and a very
+# flat one. Near it the gradient with respect to $a$ is proportional to $bc$: each
+# difference grows only as fast as the others allow.
 
 
 # %% mystnb={"code_prompt_show": "Checked: plateaus of the first runs, equal clones, the formula, and that gradient and second derivatives vanish at the symmetric point"} tags=["hide-cell", "check"]
 assert all(abs(end - 2) < 0.06 for end in ends.values()), ends
 assert torch.equal(P_vx[0], P_vx[1]) and torch.equal(Q_uy[0], Q_uy[1])
 assert torch.equal(E_vu, alike[2]) and torch.equal(enter_v, alike[0])
-assert abs(table_bits(film[-1]) - 2) < 1e-3
+assert abs(table_bits(history[-1]) - 2) < 1e-3
 slopes = torch.autograd.functional.jacobian(lambda *x: table_bits(x), tuple(alike))
 assert torch.equal(slopes[1][0], slopes[1][1]) and slopes[2].abs().max() < 1e-15
 assert 0.001 < distance < 0.25
@@ -292,18 +295,14 @@ assert all(h == 0 for line in hessian for h in line)
 #   to clone $j$, and every chain is entered equally often. That is $c = 1$ and
 #   $\ell = 0$. Then fade them out, and the learned edges in.
 # - **Clone vectors.** Add to the state of clone $j$ the $j$-th of two learned
-#   vectors, drawn large. Then the clones speak differently from the start: $a$
-#   and $b$ are not small.
+#   vectors, drawn large (`ToyExLM` added them to the input). Then the clones speak
+#   differently from the start: $a$ and $b$ are not small.
 #
 # ## Watch the clones separate
 #
-# Below, the table is trained from five starts. The boxes are the clones; each is
-# filled with the share of *happy* or *smiled* (orange) and of *sad* or *wept*
-# (blue) in what it says. The more paths take an edge, the wider it is. The curve
-# shows the bits with the learned edges alone. The chains have faded out after 160
-# steps.
+# Train the table from five starts:
 
-# %% tags=["remove-input"]
+# %%
 STARTS = {  # size of the differences, of the clone vectors; chains fade over
     "exactly alike": (0.0, 0.0, 0),
     "nearly alike": (0.1, 0.0, 0),
@@ -324,13 +323,16 @@ def table_start(small, large):
     return logits
 
 
-films = {
-    name: descend(table_start(small, large), fade=fade)
-    for name, (small, large, fade) in STARTS.items()
-}
-curves = {
-    name: [table_bits(x).item() for x in film] for name, film in films.items()
-}
+films, curves = {}, {}
+for name, (small, large, fade) in STARTS.items():
+    films[name] = descend(table_start(small, large), fade=fade)
+    curves[name] = [table_bits(x).item() for x in films[name]]
+
+# %% [markdown]
+# The boxes below are the clones; each is filled with the share of *happy* or
+# *smiled* (orange) and of *sad* or *wept* (blue) in what it says. The more paths
+# take an edge, the wider it is. The curve shows the bits with the learned edges
+# alone. The chains have faded out after 160 steps.
 
 # %% tags=["remove-input"]
 EVERY = 8
@@ -352,7 +354,7 @@ show_film(data, EVERY)
 # differences, which grew together, at first too slowly to see. With vectors or
 # chains the wait is short. {numref}`fig-parting` shows the same runs together.
 
-# %% mystnb={"figure": {"caption": "Bits of the table of fourteen numbers, by gradient descent from five starts.", "name": "fig-parting"}, "image": {"alt": "Five curves from two bits. Exactly alike never falls, nearly alike falls after 250 steps, the three with vectors, chains or both within a hundred."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Bits of the table of fourteen numbers, by gradient descent from five starts. With vectors a start may lie a little above two bits.", "name": "fig-parting"}, "image": {"alt": "Five curves from two bits. Exactly alike never falls, nearly alike falls after 250 steps, the three with vectors, chains or both within a hundred."}} tags=["remove-input"]
 fig, ax = plt.subplots(figsize=(3.6, 3.0))
 colors = ("0.4", "#0173b2", "#029e73", "#cc78bc", "#d55e00")
 styles = (":", "-", "--", "-.", "-")
@@ -367,14 +369,14 @@ _ = ax.set(
 # ## In the real model it takes both
 #
 # A table of fourteen numbers leaves the plateau in the end, and vectors alone or
-# chains alone suffice. In most of our runs of the full model, neither happened. Two
-# things are different there. The gradient comes from a batch, and its noise does
-# not shrink where the pull does. And the graph is larger: a state may follow any
-# earlier one, so before the clones differ there is something else to learn,
-# namely to stop twice between [BOS] and [EOS], not once or four times. Any route
-# with two stops will do, and whichever route starts slightly ahead is reinforced.
-# That is the lead $\ell$ of {eq}`eq-saddle`. With $\ell = 1$ the gain is zero
-# whatever the clones have learned.
+# chains alone suffice. The full model mostly stays on it, and neither alone frees
+# it reliably. Two things are different there. The gradient comes from a batch, and
+# its noise does not shrink where the pull does. And the graph is larger: a state
+# may follow any earlier one, so before the clones differ there is something else to
+# learn, namely to stop twice between [BOS] and [EOS], not once or four times. Any
+# route with two stops will do, and whichever route starts slightly ahead is
+# reinforced. That is the lead $\ell$ of {eq}`eq-saddle`. With $\ell = 1$ the gain
+# is zero whatever the clones have learned.
 #
 # `ToyExLM` of chapter 1 had vectors and no chains, and three of its five starts
 # arrived. Several things were easier for it: no edges inside a mask, edges that
@@ -445,7 +447,7 @@ for name, vectors, chains in (
 # to it, and so the difference that the vectors gave is lost. With chains alone
 # the paths divide, but the clones say the same words.
 
-# %% mystnb={"figure": {"caption": "Where training ends. Numbers: share of the paths that take an edge. Each state shows its likeliest word, or both moods if the other one is nearly as likely. Yellow and brown are the clones of the first and the second mask.", "name": "fig-two-aids"}, "image": {"alt": "Three graphs. With vectors alone one state of a mask takes nearly all paths and says both moods. With chains alone the states say both moods. With both, happy leads to smiled and sad to wept."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Where training ends. Numbers: the probability that a path takes an edge. Each state shows its likeliest word, or both moods if the other one is nearly as likely. Yellow and brown are the clones of the first and the second mask.", "name": "fig-two-aids"}, "image": {"alt": "Three graphs. With vectors alone one state of a mask takes nearly all paths and says both moods. With chains alone the states say both moods. With both, happy leads to smiled and sad to wept."}} tags=["remove-input"]
 fig, axes = plt.subplots(3, 1, figsize=(3.6, 6))
 flows, says = {}, {}
 for ax, (name, model) in zip(axes, aided.items(), strict=True):
@@ -472,13 +474,12 @@ for ax, (name, model) in zip(axes, aided.items(), strict=True):
 # %% [markdown]
 # ## Over seeds
 #
-# One run of each kind shows what can happen; recorded runs of the package show
-# how often. A run has *arrived* if it ends within 0.1 bits of the joint entropy;
-# `fours` has four moods. The first column counts single runs, at least six of each
-# kind. The others are of a sweep, that is, all with the same settings: three seeds
-# each, and two on English, where the table has the bits of a masked word. All have
-# the heads and gates of the released code ({ref}`chap-training`), and [BOS] and
-# [EOS] have clones, too.
+# One run of each kind shows what can happen; recorded runs of the package show how
+# often. A run has *arrived* if it ends within 0.1 bits of the joint entropy;
+# `fours` has four moods. The first column counts runs that were made one at a time,
+# at least six of each kind; the others are one sweep with three seeds (on English
+# two, and the entries are bits per masked word). All have the heads and gates of
+# the released code ({ref}`chap-training`), and [BOS] and [EOS] have clones, too.
 
 # %% tags=["remove-input"]
 import dataclasses
@@ -589,9 +590,9 @@ assert mlm.between(5.4, 5.6).all()
 # floor.
 #
 # On English neither the vectors nor the chains make the edges useful. The bits get
-# fewer with the chains, but links win less than a hundredth of a bit per row in
-# every run, and an MLM of as many steps ends at 5.5: chains help ExLM to be nearly
-# as good an MLM, not to be a better one. {ref}`all-sweeps` has this sweep in full.
+# fewer with the chains, but the edges save less than a hundredth of a bit per row
+# in every run, and an MLM of as many steps ends at 5.5: with chains ExLM is nearly
+# as good as an MLM, not better. {ref}`all-sweeps` has this sweep in full.
 #
 # **What we do not know** is whether ExLM needs such help at the size of the paper.
 # Its text, its batches and its training are larger by orders of magnitude, and a
@@ -600,8 +601,7 @@ assert mlm.between(5.4, 5.6).all()
 # there neither a batch of 1,024 nor twice the width does what vectors and chains do
 # ({ref}`chap-findings`).
 #
-# ## How the package fades the chains
-#
+# ```{dropdown} How the package fades the chains
 # With `--train.chain_warmup 0.25` the chains $\mathbf{C}$ stand alone for the
 # first quarter of the steps and fade out over the second. The edges are then
 # $r\,\mathbf{C} + (1 - r)\,\mathbf{E}$, and the share $r$ falls from one to zero.
@@ -612,6 +612,7 @@ assert mlm.between(5.4, 5.6).all()
 # estimate $\mathbf{E}$. The encoder gets no gradient through them.
 # Your `AidedExLM` does without this: its chains never have more than a share of
 # 0.95.
+# ```
 
 # %% mystnb={"code_prompt_show": "Checked: your chains are the package's, and its ExLM with your vectors finds your bits"} tags=["hide-cell", "check"]
 from exlm_mini.config import SpecialIds
@@ -620,10 +621,9 @@ from exlm_mini.model.objectives import log_likelihood
 from exlm_mini.model.transition import parallel_chains
 
 size = {"num_layers": 1, "width": 32, "num_heads": 2, "ffn_width": 128}
-config = ModelConfig(
-    **size, states_per_mask=2, transition="paper", boundary="paper",
-    clone_embedding_std=1.0, dropout=0, attention_dropout=0,
-)  # fmt: skip
+paper = {"states_per_mask": 2, "transition": "paper", "boundary": "paper"}
+plain = {"dropout": 0, "attention_dropout": 0}
+config = ModelConfig(**size, **paper, **plain, clone_embedding_std=1.0)
 theirs = PackageExLM(config, len(WORDS), SpecialIds())
 _ = theirs.load_state_dict(aided["both"].state_dict())
 rows = masked_BN, masked_BN != sentence_BN, sentence_BN

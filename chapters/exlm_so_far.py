@@ -37,11 +37,11 @@ def hide(row_BN, places):
     return masked_BN
 
 
-def rotate(x_BHTd, place_BT):
-    """Turn pairs of features by an angle proportional to a place."""
+def rotate(x_BHTd, position_BT):
+    """Turn pairs of features by an angle proportional to a position."""
     half = x_BHTd.shape[-1] // 2
     speed_d = 10_000 ** (-torch.arange(half) / half)
-    angle_B1Td = place_BT[:, None, :, None] * speed_d
+    angle_B1Td = position_BT[:, None, :, None] * speed_d
     x, y = x_BHTd.chunk(2, dim=-1)
     cos, sin = angle_B1Td.cos(), angle_B1Td.sin()
     return torch.cat([x * cos - y * sin, x * sin + y * cos], dim=-1)
@@ -141,7 +141,7 @@ def train(model, batch, steps=150, peak=3e-3):
         # 30 steps up, the last 40% down.
         rate = peak * min(1, step / 30, 2.5 * (steps - step + 1) / steps)
         optimizer.param_groups[0]["lr"] = rate
-        model.progress = step / steps  # which only chapter 7 needs
+        model.progress = step / steps  # for chapter 7
         loss = model.bits(*batch()).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -166,6 +166,7 @@ class Transition(nn.Module):
         q_BLD, k_BLD = self.query(state_BLD), self.key(state_BLD)
         score_BLL = q_BLD @ k_BLD.transpose(1, 2) / math.sqrt(q_BLD.shape[-1])
         log_BLL = score_BLL.masked_fill(~is_edge_BLL, NO_EDGE).log_softmax(dim=-1)
+        # Again, for the row of [EOS]: it has no edge, and softmax makes all equal.
         return log_BLL.masked_fill(~is_edge_BLL, NO_EDGE)
 
 
@@ -199,6 +200,7 @@ def expand(masked_BN, k):
     end_BN = copies_BN.cumsum(dim=1)
     place_BT = torch.arange(int(end_BN.max())).repeat(len(masked_BN), 1)
     is_real_BT = place_BT < end_BN[:, -1:]
+    # Filling has the coordinates of token 0.
     i_BT = torch.searchsorted(end_BN, place_BT, right=True) * is_real_BT
     first_BT = (end_BN - copies_BN).gather(1, i_BT)
     j_BT = (place_BT - first_BT + 1) * is_mask_BN.gather(1, i_BT) * is_real_BT
@@ -209,6 +211,7 @@ def expand(masked_BN, k):
 def pack(is_chosen_BX):
     """Indices of the chosen columns of each row, and which are no filling."""
     count_B1 = is_chosen_BX.sum(dim=1, keepdim=True)
+    # The chosen columns first, then others as filling.
     index_BX = (~is_chosen_BX).int().argsort(dim=1, stable=True)
     slot_L = torch.arange(int(count_B1.max()))
     return index_BX[:, : len(slot_L)], slot_L < count_B1
@@ -282,6 +285,11 @@ class Head(nn.Module):
         return (feature_BLD @ embedding_VD.T + self.bias).log_softmax(dim=-1)
 
 
+def is_target(ids_BX):
+    """What a path says: hidden words and the two ends, of tokens or of states."""
+    return (ids_BX == MASK) | (ids_BX == BOS) | (ids_BX == EOS)
+
+
 class ExLM(nn.Module):
     """k states for every [MASK], and a learned graph over them."""
 
@@ -304,7 +312,7 @@ class ExLM(nn.Module):
         )
 
     def log_E(self, state_BLD, j_BL, is_real_BL):
-        """log E, (B, L, L)."""
+        """log E, (B, L, L); subclasses use j."""
         L = state_BLD.shape[1]
         is_edge_BLL = torch.ones(L, L).triu(1).bool() & is_real_BL[:, None]
         return self.transition(state_BLD, is_edge_BLL)
@@ -317,13 +325,10 @@ class ExLM(nn.Module):
         target_BM = sentence_BN.gather(1, place_BM)
         log_P_BML = log_emissions(log_word_BLV, ids_BL, target_BM)
         log_f_BML = log_forward(log_P_BML, self.log_E(state_BLD, j_BL, is_real_BL))
-        last = is_target_BM.sum(dim=1) - 1, is_real_BL.sum(dim=1) - 1
-        return -log_f_BML[torch.arange(len(masked_BN)), *last] / math.log(2)
-
-
-def is_target(ids_BX):
-    """What a path has to say: hidden words, and the two ends."""
-    return (ids_BX == MASK) | (ids_BX == BOS) | (ids_BX == EOS)
+        row_B = torch.arange(len(masked_BN))
+        last_target_B = is_target_BM.sum(dim=1) - 1
+        last_state_B = is_real_BL.sum(dim=1) - 1
+        return -log_f_BML[row_B, last_target_B, last_state_B] / math.log(2)
 
 
 def rows_of(masked_BN, sentence_BN, seed):

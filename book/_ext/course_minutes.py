@@ -11,7 +11,7 @@ CHAPTERS = Path(__file__).resolve().parents[2] / "chapters"
 WORDS_A_MINUTE = 170
 MINUTES_A_LINE = 7 / 60
 """Of code that a page shows."""
-MINUTES_AN_EXERCISE = 5
+MINUTES_AN_EXERCISE = 7
 SOLUTION = {"code_prompt_show": "Solution"}
 """What marks the cell of one."""
 FOLDED = ("hide", "remove")

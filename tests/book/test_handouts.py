@@ -96,7 +96,7 @@ def test_minutes_are_those_of_what_a_page_shows(tmp_path):
     ]
     path = tmp_path / "01.ipynb"
     path.write_text(json.dumps(nbformat.v4.new_notebook(cells=cells)))
-    assert course_minutes.minutes(path) == (2 + 7, "a minute", 5)
+    assert course_minutes.minutes(path) == (2 + 7, "a minute", 7)
     rows = list(course_minutes.rows())
     assert len(rows) == len(chapters.sources())
     assert all(int(to_read) and int(to_solve) for _, to_read, _, to_solve in rows)
