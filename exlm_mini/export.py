@@ -2,8 +2,8 @@
 
     python -m exlm_mini.export runs/molecules molecules-hf
 
-The directory holds weights, settings and tokenizer as they stand in a checkpoint, and a model card,
-and can be uploaded as it is. With this package installed it loads like any model after ``import
+The directory holds weights, settings and tokenizer as in a checkpoint, and a model card, and can be
+uploaded as it is. With this package installed it loads like any model after ``import
 exlm_mini.hf``; with ``trust_remote_code=True`` the directory imports it by itself. ::
 
     from transformers import pipeline
@@ -33,7 +33,7 @@ CLASSES = {
     "AutoConfig": "ExLMConfig",
     **{f"AutoModel{head}": f"ExLM{head or 'Model'}" for head in HEADS},
 }
-"""Those of ``exlm_mini.hf`` by the Auto class that opens a directory as one."""
+"""Classes of ``exlm_mini.hf`` by the Auto class that opens a directory as one."""
 REMOTE_CODE = f'''"""ExLM for transformers; the code is that of the package exlm-mini."""
 
 try:

@@ -21,11 +21,11 @@ r"""``python -m exlm_mini.fill``: fill the masks of a text or molecule and show 
     fit_probability          of reaching the end in one step per mask
     transition               rows hand over to columns, in the order of ``states``
 
-The last four are null where states are not linked (MLM, and ``--model.transition ctc``).
+The last four are null where states have no edges (MLM, and ``--model.transition ctc``).
 
 ``--html`` writes the graph as one page for a browser, in which a reader fixes words or states and
-sees what follows for the other masks. It needs linked states, and nothing from the network. Below
-it the likeliest fillings of a molecule are drawn, new atoms marked, where RDKit is installed.
+sees what follows for the other masks. It needs states with edges, and no network. Below it the
+likeliest fillings of a molecule are drawn, new atoms marked, where RDKit is installed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # help and mistakes on the command line need no torch
 
 RUNS = Path("runs")
 LINE_WIDTH = 100
-"""Where there is no terminal."""
+"""Width of the output without a terminal."""
 
 
 def as_json(trained: Trained, text: str, filled: Filled, top: int) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def as_json(trained: Trained, text: str, filled: Filled, top: int) -> dict[str, 
 
 
 def as_table(trained: Trained, found: dict[str, Any], filled: Filled) -> Iterator[str]:
-    """What ``as_json`` found, as lines of plain text; ``filled`` has what is no probability."""
+    """What ``as_json`` found, as lines of plain text; ``filled`` has the rest of the reading."""
     tokenizer, graph, path = trained.tokenizer, filled.reading.graph, found["path"] or []
     yield f"run     {trained.run}, step {trained.step}"
     yield f"model   {trained.model_in_words}"

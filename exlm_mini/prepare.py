@@ -10,8 +10,8 @@ r"""``python -m exlm_mini.prepare``: corpora of any size to packs that ``pretrai
 
 A source is the short name of a data set of the Hugging Face hub, hub:ID,CONFIG,SPLIT,COLUMN (the
 last three may be left out), or files: .txt .smi .csv .jsonl .parquet, each also .gz or .xz, and
-Uni-Mol's .lmdb. The same command goes on where it was stopped, and its packs are the same bytes.
-The working files, in OUTPUT/.shards, take about as much room as the text, until the end.
+Uni-Mol's .lmdb. The same command continues where it was stopped, and its packs have the same bytes.
+The working files, in OUTPUT/.shards, take about as much space as the text until it ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from exlm_mini.training.run_directory import locked_directory
 
 MEGABYTE = 1_000_000
 OTHERS = {"source", "pack", "grammar", "num_sentences"}
-"""Settings of ``DataConfig`` that are no options here."""
+"""Settings of ``DataConfig`` that are not options here."""
 
 
 def _parser() -> Any:
@@ -78,7 +78,7 @@ def _output(arguments: Any) -> Path:
 
 
 def dry_run(data: DataConfig, arguments: Any) -> None:
-    """Print what would be read; nothing is written, nothing is downloaded."""
+    """Print what would be read; nothing is written or downloaded."""
     tokens: float | None = 0
     for word in data.source:
         size, hub = size_of(word, data), hub_set(word)
@@ -120,7 +120,7 @@ def run(data: DataConfig, arguments: Any) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 done, 2 a mistake of the user, 130 interrupted and ready to go on."""
+    """Run the command; 0 done, 2 a mistake of the user, 130 interrupted and ready to resume."""
 
     def command() -> None:
         arguments: Any = _parser().parse_args(argv)

@@ -4,7 +4,7 @@
     python -m exlm_mini.pretrain --recipe text-tiny --data.source my.txt --model.states_per_mask 8
 
 A recipe is a YAML file of settings; dotted options replace single ones. The same command with
-the same ``--output`` goes on where it stopped. On several devices it is started by torchrun, and
+the same ``--output`` continues where it stopped. On several devices it is started by torchrun, and
 ``--output`` must be given::
 
     torchrun --nproc-per-node 8 --max-restarts 3 -m exlm_mini.pretrain --recipe text-base \\
@@ -12,7 +12,7 @@ the same ``--output`` goes on where it stopped. On several devices it is started
 
 SIGINT and SIGTERM save a checkpoint and stop, SIGUSR1 saves one; under torchrun it is enough that
 one process gets the signal. Exit codes: 0 done, 2 a mistake of the user, 130 stopped and ready to
-go on; a process of torchrun that was asked to stop ends with 0, for others would be restarted.
+go on; a process of torchrun that was asked to stop ends with 0, as torchrun restarts others.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
 
     Args:
         output: its directory.
-        minutes: to train for, in place of ``train.steps``. A run that goes on has the steps that
-            its start has counted.
+        minutes: to train for, in place of ``train.steps``. A resumed run keeps the steps counted at
+            its start.
     """
     from exlm_mini.data.corpus import prepare_corpus
     from exlm_mini.reading.summary import summarise

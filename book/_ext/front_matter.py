@@ -18,7 +18,6 @@ What cannot be found is a warning of the build, which ``make book`` turns into a
 from __future__ import annotations
 
 import ast
-import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +35,7 @@ from reference_docstrings import (
     plain_signature,
 )
 from sphinx.util.docutils import SphinxDirective, SphinxRole
+from sweep_numbers import typeset
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,7 +59,7 @@ def parameters(text: str) -> str:
     count = cost.num_parameters
     if options != text:
         count -= cost.num_transition_parameters
-    return f"{count / 1e6:.1f} M"
+    return f"{count / 1e6:.1f}\N{NO-BREAK SPACE}M"
 
 
 def source_line(text: str) -> tuple[str, int | None]:
@@ -77,12 +77,6 @@ def source_line(text: str) -> tuple[str, int | None]:
 
 
 # ---- roles and directives ----
-
-
-def typeset(text: str) -> str:
-    """Numbers with a minus sign where Python writes a hyphen, on one line with what follows ±."""
-    text = re.sub(r"(?<!\w)-(?=\d)", "\N{MINUS SIGN}", text)
-    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
 class LookupRole(SphinxRole):
@@ -180,7 +174,7 @@ class ScorecardDirective(SphinxDirective):
             claim = f"{score.text} ({score.row.place})"
             number = typeset(score.shown)
             rows.append([claim, verdict, number, score.evidence, score.row.measured])
-        return table(self, rows, ":widths: 27 12 16 17 28", ":class: dense scorecard")
+        return table(self, rows, ":widths: 26 13 18 16 27", ":class: dense scorecard")
 
 
 class SweepReportDirective(SphinxDirective):

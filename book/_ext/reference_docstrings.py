@@ -8,6 +8,7 @@ values are shown as far as a reader can use them.
 import itertools
 import re
 
+from docutils import nodes
 from sphinx import addnodes
 
 _ATTRIBUTES = ("attribute", "data", "property")
@@ -41,7 +42,7 @@ def before_napoleon(app, what, name, obj, options, lines: list[str]) -> None:
     mark = "* " if sum(map(bool, heads)) > 1 else ""
     indent = " " * len(mark)
     items = [
-        f"    {mark}``{head[1]}``: {head[2]}" if head else indent + line
+        f"    {mark}``{head[1]}``: {head[2]}" if head else f"    {indent}{line.strip()}"
         for head, line in zip(heads, block, strict=True)
     ]
     lines[start - 1 : start + len(block)] = [":returns:", *items]
@@ -75,9 +76,12 @@ def plain_signature(app, what, name, obj, options, signature, returned):
 
 
 def drop_unreadable_values(app, doctree) -> None:
-    """Leave out the value of a constant that is long or has objects without a name in it."""
+    """Leave out long values of constants, those with nameless objects, and pydantic's types."""
     for shown in list(doctree.findall(addnodes.desc_annotation)):
         value = shown.astext().strip()
         is_unreadable = len(value) > _LONGEST_VALUE or re.search(r"<\w+ ", value)
         if value.startswith("=") and is_unreadable:
             shown.parent.remove(shown)
+    for alias in list(doctree.findall(nodes.paragraph)):
+        if alias.astext().startswith("alias of Annotated["):
+            alias.parent.remove(alias)

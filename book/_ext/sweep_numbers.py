@@ -29,7 +29,6 @@ from exlm_lab.experiments.records import DOWNSTREAM, EMPTY, by_seed, grid, shown
 from exlm_lab.experiments.scorecard import Score, scorecard
 from exlm_mini.config.checks import UserError
 
-NEAR = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
 NUMBERS = 5
 """Columns of numbers that fit beside a name."""
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -98,7 +97,7 @@ def _in_a_section(text: str) -> str:
 def _as_wide_as_the_page(table: re.Match[str]) -> str:
     """What a claim compares stands below it; a table of many numbers is cut into several."""
     lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table[1].splitlines()]
-    head, _, *rows = [[cell.strip().replace(" ± ", NEAR) for cell in line] for line in lines]
+    head, _, *rows = [[typeset(cell.strip()) for cell in line] for line in lines]
     if head[0] == "claim":
         parts = [
             ("dense claims", [head[:-1], *([f"{r[0]} `{r[-1]}`", *r[1:-1]] for r in rows)])
@@ -109,6 +108,12 @@ def _as_wide_as_the_page(table: re.Match[str]) -> str:
             for at in range(1, len(head), NUMBERS)
         ]
     return "\n".join(_table(name, *part) for name, part in parts)
+
+
+def typeset(text: str) -> str:
+    """Numbers with a minus sign where Python writes a hyphen, on one line with what follows ±."""
+    text = re.sub(r"(?<!\w)-(?=\d)", "\N{MINUS SIGN}", text)
+    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
 def _table(name: str, head: list[str], *rows: list[str]) -> str:

@@ -98,7 +98,8 @@ def report(name: str, directory: Path) -> str:
         if name == "repeated-mlm":
             for metric in PAPER_GRIDS:
                 if len(measured(of_input, metric)):
-                    lines += [f"Changes of {metric}", "", *_statistics(of_input, metric)]
+                    heading = f"Changes: {COLUMNS[metric][0]}"
+                    lines += [heading, "", *_statistics(of_input, metric)]
     if name == "saddle":
         lines += [
             f"A run has left the floor of MLM when it is {LEFT_BY:.2g} bits or {LEFT_SHARE:.0%} of "

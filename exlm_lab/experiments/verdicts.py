@@ -277,7 +277,7 @@ def report(directory: Path) -> str:
         table = runs(name, directory)
         prizes = by_seed(table, "mlm", "prize_bits") if "prize_bits" in table else ()
         if len(prizes):
-            lines += [f"The prize, all that links can win: {shown(prizes)} bits a row.", ""]
+            lines += [f"The prize, the most edges can save: {shown(prizes)} bits a row.", ""]
         if name == "escape" and len(table):
             lines += [*markdown_table(escapes(table)), ""]
         short = fell_short(table)
@@ -288,8 +288,8 @@ def report(directory: Path) -> str:
     lines.append(
         "For: as claimed, p < 0.05. Against: the other sign with p < 0.05, or the interval leaves "
         "out every effect that would matter. Else undecided. Too small to matter: the whole "
-        "interval lies inside the smallest effect that matters. Where both ends are told, the "
-        "interval is cut at what a perfect model would win."
+        "interval lies inside the smallest effect that matters. Where both ends are given, the "
+        "interval is cut at the score of a perfect model."
     )
     return "\n".join(lines)
 

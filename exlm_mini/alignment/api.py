@@ -34,7 +34,7 @@ class Backend(NamedTuple):
     viterbi: Callable[..., tuple[Tensor, Tensor]]
     """path_BM and log_score_B of the best path."""
     why_not: Callable[[str], str | None] = lambda device_type: None
-    """From a device type such as ``cpu``: why the backend does not work there, or None."""
+    """Why the backend does not work on a device type such as ``cpu``, or None."""
 
 
 BACKENDS: dict[str, Backend] = {
@@ -137,7 +137,7 @@ def dag_log_likelihood(
 
     Raises:
         ValueError: if shapes, dtypes or counts do not fit each other, or the backend is unknown.
-            Counts on a GPU are not compared with M and L, as that would wait for it.
+            Counts on a GPU are not compared with M and L, as that would mean waiting for it.
     """
     graph = checked(log_emission, log_transition, num_targets, num_states)
     return choose(backend, log_emission.device.type).log_likelihood(*graph)

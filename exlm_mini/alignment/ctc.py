@@ -25,7 +25,7 @@ def run_log_likelihood(
     Args:
         log_target_BMk: log-probability of the target at each of its own states, finite.
         log_blank_BMk: log-probability of the blank there, finite.
-        is_blank_BM: bool, targets that are the blank; none means none is.
+        is_blank_BM: bool, targets that are the blank; None: no target is.
 
     Returns:
         log_likelihood_BM in nats.

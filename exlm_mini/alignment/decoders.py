@@ -29,20 +29,20 @@ class Decoded(NamedTuple):
 
 
 def greedy(log_token: Tensor, log_transition: Tensor, num_states: Tensor | int) -> Decoded:
-    """From each state the likeliest edge.
+    """Follow the likeliest edge from each state.
 
     Args:
         log_token: (B, L, V), log P_u(w) of every token in each state, any floating dtype.
 
     Returns:
-        Decoded; the path starts in state 0 and ends in the last one. Of equal choices the first.
+        Decoded; the path starts in state 0 and ends in the last one. Ties go to the first choice.
     """
     graph, token_ids_BL = _graph(log_token, log_transition, num_states)
     return _walk(graph, token_ids_BL, graph.log_edge_BLL)
 
 
 def lookahead(log_token: Tensor, log_transition: Tensor, num_states: Tensor | int) -> Decoded:
-    """From each state the edge that is likeliest together with the token behind it.
+    """Follow from each state the edge that is likeliest together with the token at its end.
 
     Returns:
         Decoded, as ``greedy``.
@@ -52,9 +52,9 @@ def lookahead(log_token: Tensor, log_transition: Tensor, num_states: Tensor | in
 
 
 def best_path(log_token: Tensor, log_transition: Tensor, num_states: Tensor | int) -> Decoded:
-    """The likeliest path and tokens of all, of whatever length.
+    """The likeliest path, of any length, and its tokens.
 
-    Every further state is one factor more, so short outputs win. For outputs of M tokens call
+    Each further state adds a factor, so short outputs are preferred. For outputs of M tokens call
     ``viterbi`` with ``log_token.amax(2)`` as emission of each of M targets.
 
     Returns:

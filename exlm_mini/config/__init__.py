@@ -1,8 +1,8 @@
 """Settings of a run: frozen dataclasses, checked as soon as they are built.
 
-Everything about a setting stands at its field: the type with the bounds of its numbers, default,
-its ``Effect``, and below it the meaning and unit. Help, checks and the lists of settings that
-matter are derived from that. Nothing here reads files or the command line.
+A field says everything about its setting: the type with its bounds, the default, the ``Effect``,
+and in its docstring the meaning and unit. Help, checks and the lists of settings that matter are
+derived from this. Nothing here reads files or the command line.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RunConfig:
     recipe: str = "text-tiny"
     """Name of the recipe these settings started from."""
     objective: Literal["mlm", "repeated-mlm", "exlm"] = "exlm"
-    """What is trained."""
+    """Training objective."""
     model: ModelConfig = field(default_factory=ModelConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -78,8 +78,7 @@ class RunConfig:
     def stages(self) -> list[tuple[RunConfig, int]]:
         """The models that the run trains one after the other, and the step at which each ends.
 
-        The first of a run that grows is a masked language model, and its checkpoints are those of
-        one.
+        In a run that grows, the first is a masked language model, with the checkpoints of one.
         """
         last = [(self, self.train.steps)]
         step = self.grow_step
@@ -93,15 +92,15 @@ class RunConfig:
         return min(1.0, max(0.0, 2.0 - (step - self.grow_step) / warmup_steps))
 
     def expanded_length(self, num_tokens: int, num_masks: Any = 0) -> Any:
-        """Tokens in the encoder of a row of ``num_tokens``, [BOS] and [EOS] included."""
+        """Length in the encoder of a row of ``num_tokens`` tokens, [BOS] and [EOS] included."""
         if self.objective != "exlm":
             return num_tokens * self.num_copies
         num_boundaries = 2 if self.model.boundary == "official" else 0
         return num_tokens + (self.model.states_per_mask - 1) * (num_masks + num_boundaries)
 
     def longest_text(self, num_pieces: int = 1) -> int:
-        """Tokens of the longest row without masks that the model takes, with the [BOS] and [EOS]
-        of each of its pieces."""
+        """Length of the longest row without masks that the model takes, including [BOS] and [EOS]
+        of every piece."""
         most = self.model.max_positions // self.num_copies
         length = most - num_pieces * self.expanded_length(0)
         if length < 3 * num_pieces:

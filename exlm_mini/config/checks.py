@@ -1,7 +1,7 @@
 """Settings classes that check their values, and how a mistake is reported.
 
-``settings`` makes a class whose values pydantic turns into the types of its fields and holds
-against their bounds. Besides these a field may carry marks: an ``Effect`` says what it changes.
+``settings`` makes a class whose values pydantic converts to the types of the fields and checks
+against their bounds. A field may carry an ``Effect``, which says what it changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class UserError(ValueError):
     """A mistake of the user, in one line that names the value and the remedy.
 
     Commands print the line and exit with code 2; a traceback means a bug of ours. The message may
-    quote anything, so it is forced onto one line and shortened where it is long.
+    quote anything, so it is put on one line and shortened if it is long.
     """
 
     def __init__(self, message: str) -> None:
@@ -44,7 +44,7 @@ EXTRAS = {
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """The line for a library that an extra installs; None if it is another one."""
+    """The message for a missing library that an extra installs; None for any other library."""
     name = (error.name or "").partition(".")[0]
     if name not in EXTRAS:
         return None
@@ -53,10 +53,10 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
 
 @contextmanager
 def naming_extras() -> Iterator[None]:
-    """Context of what needs such a library, outside the commands.
+    """Context manager for code outside the commands that needs such a library.
 
     Raises:
-        ModuleNotFoundError: for one that is missing, with the line that installs it.
+        ModuleNotFoundError: if it is missing, with the command that installs it.
     """
     try:
         yield
@@ -67,7 +67,7 @@ def naming_extras() -> Iterator[None]:
 
 
 NEAR = 0.75
-"""Likeness of a typing mistake; predict and pretrain have 0.53."""
+"""Least similarity of a typing mistake; ``predict`` and ``pretrain`` have 0.53."""
 
 
 def _likeness(name: str, known: str) -> float:
@@ -106,7 +106,7 @@ Natural = Annotated[int, Field(ge=0, lt=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 """NumPy takes no larger ones."""
 Threads = Annotated[int, Field(ge=1, le=1024)]
-"""Of a CPU, or processes; a system that cannot start so many kills the program."""
+"""CPU threads or processes; a system that cannot start that many kills the program."""
 Positive = Annotated[float, Field(gt=0, lt=LARGEST)]
 NotNegative = Annotated[float, Field(ge=0, lt=LARGEST)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -116,7 +116,7 @@ Between = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Effect(Enum):
-    """What a setting changes that leaves every weight as it is."""
+    """The effect of a setting on which no weight depends."""
 
     NOTHING = "no weight, and nothing that is measured"
     COURSE = "no weight, but what a run measures, how long it takes or when it gives up"
@@ -131,8 +131,8 @@ T = TypeVar("T")
 def settings(group: str = "") -> Callable[[type[T]], type[T]]:
     """Make a class a frozen dataclass whose values are converted and checked when it is built.
 
-    Words become numbers and lists tuples, so that YAML and the command line need no types of their
-    own. What cannot be, or a name that no field has, is a ``UserError``.
+    Strings become numbers and lists become tuples, so YAML and the command line need no types. A
+    value that cannot be converted, or an unknown name, raises ``UserError``.
 
     Args:
         group: prefix of the fields on the command line, such as ``train.``.
@@ -170,7 +170,7 @@ def mistake_in(error: ValidationError, group: str = "", kind: type | None = None
 
     Args:
         group: prefix of the names in it.
-        kind: the class that was built, for the names that it knows.
+        kind: the class that was being built; its names are suggested.
     """
     first = error.errors(include_url=False)[0]
     if isinstance(cause := first.get("ctx", {}).get("error"), UserError):

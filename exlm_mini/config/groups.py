@@ -1,4 +1,4 @@
-"""The groups of settings: what everything about one is stands at its field."""
+"""The groups of settings; a field says everything about its setting."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ModelConfig:
     """Architecture (§4.2, Tables 5, 7 and 10)."""
 
     preset: Literal["tiny", "mini", "base", "large", "molecular"] = "tiny"
-    """Encoder size, of which num_layers, width, ffn_width and num_heads replace single numbers."""
+    """Encoder size; num_layers, width, ffn_width and num_heads override single numbers."""
     num_layers: Annotated[Count | None, Field(le=1000), RARE] = None
     """Transformer layers; none: the preset's."""
     width: Annotated[Count | None, RARE] = None
@@ -69,7 +69,7 @@ class ModelConfig:
     num_heads: Annotated[Count | None, RARE] = None
     """Attention heads; none: the preset's."""
     vocab_size: Annotated[Count | None, RARE] = None
-    """Vocabulary size V; none: the tokenizer's. A number is only for --dry-run."""
+    """Vocabulary size V; none: the tokenizer's. Set it for --dry-run only."""
     max_positions: Annotated[Count, RARE] = 512
     """Longest expanded sequence, in tokens."""
     dropout: Below1 = 0.1
@@ -83,20 +83,20 @@ class ModelConfig:
     boundary: Annotated[Literal["official", "paper"], RARE] = "official"
     """official: [BOS] and [EOS] have k scored states each; paper: one unscored state each."""
     transition: Literal["gated", "paper", "ctc", "uniform", "spans", "chains"] = "gated"
-    """Links of states: as released, as in §4.2, none (two kinds), or in spans of masks that touch
-    (learned, fixed)."""
+    """Edges between states: as released, as in §4.2, none (two kinds), or within spans of adjacent
+    masks (learned, fixed)."""
     use_position: Annotated[bool, RARE] = True
-    """gated and spans only: learned positions beside the features, as in the released code."""
+    """gated and spans only: learned positions besides the features, as in the released code."""
     chain_bonus: Annotated[NotNegative, RARE] = 6.0
-    """spans only: added to the score of the edge to the clone of the same number, in nats."""
+    """spans only: bonus, in nats, for the edge to the clone of the same number."""
     sparse: Annotated[bool, RARE] = False
     """Forbid edges between states of one mask (Appendix Q.3)."""
     clone_embedding_std: Annotated[NotNegative, RARE] = 0.0
-    """Spread of a learned vector per clone, added to the states, and to the copies of expand_at
-    above 0; 0: none, as in the paper."""
+    """Spread of a learned vector per clone, added to the states and, if expand_at is above 0, to
+    the copies there; 0: none, as in the paper."""
     expand_at: Annotated[Natural, RARE] = 0
-    """exlm only: lower layers that see a row before expansion, each mask one token, whose state is
-    then copied to its clones; 0: none, as in the paper."""
+    """exlm only: number of lower layers that see the row before expansion, each mask as one token;
+    its state is then copied to its clones; 0: none, as in the paper."""
     rope: Literal["2d", "1d"] = "2d"
     """Rotation by token and clone, or by expanded place alone (Table 2)."""
     emission: Annotated[Literal["buffer", "chunked"], RARE] = "buffer"
@@ -127,7 +127,7 @@ class ModelConfig:
 
     @property
     def shape(self) -> EncoderShape:
-        """The preset with the single numbers replaced."""
+        """The preset with its overrides."""
         preset = ENCODER_PRESETS[self.preset]
         own = (self.num_layers, self.width, self.ffn_width, self.num_heads)
         return EncoderShape(*(p if o is None else o for p, o in zip(preset, own, strict=True)))
@@ -141,17 +141,18 @@ class MaskingConfig:
     """p: share of tokens masked."""
     strategy: Literal["fixed_count", "spans", "units", "bernoulli", "slots"] = "fixed_count"
     """A fixed number of tokens, spans or units (branches, rings, words, names); independent draws;
-    a toy's slots."""
+    slots of a toy language."""
     num_copies: Annotated[Count, RARE] = 2
     """repeated-mlm only: copies, k of §3."""
     span_length: Annotated[Count, RARE] = 3
-    """spans only: tokens that are hidden side by side."""
+    """spans only: tokens of a span."""
     span_law: Annotated[Literal["fixed", "geometric"], RARE] = "fixed"
-    """spans only: all of span_length, or SpanBERT's: geometric with that mean, at most twice it."""
+    """spans only: all of span_length, or SpanBERT's geometric law with that mean, cut at twice
+    it."""
 
     @property
     def has_fixed_count(self) -> bool:
-        """Whether rows of one length have one number of masks."""
+        """Whether rows of equal length have equally many masks."""
         return self.strategy in ("fixed_count", "spans", "units")
 
 
@@ -166,11 +167,11 @@ class DataConfig:
     prepare --help names, or hub:ID,CONFIG,SPLIT,COLUMN of the Hugging Face hub; none: the embedded
     data."""
     column: str | None = None
-    """Column of a table or of the hub data set, in any case; none: text or smiles."""
+    """Column of a table or of the hub data set, case ignored; none: text or smiles."""
     max_documents: Annotated[Count | None, Field(ge=2), RARE] = None
-    """Read only the first so many documents of each data set, and of the files together."""
+    """Read at most this many documents of each data set, and of all files together."""
     pack: str | None = None
-    """A corpus packed before; nothing else is read."""
+    """A prepared corpus; nothing else is read."""
     tokenizer: Annotated[str | None, RARE] = None
     """A tokenizer.json to use; none: train one on the training documents."""
     vocab_size: Annotated[Count, Field(le=2**22)] = 4000
@@ -214,10 +215,10 @@ class TrainConfig:
     learning_rate: Positive = 1e-3
     """Peak of the schedule."""
     warmup_steps: Natural = 100
-    """Linear rise from 0, then linear fall to 0 at the last step."""
+    """Steps of linear rise from 0; then linear fall to 0 at the last step."""
     decay_from: Annotated[Below1, RARE] = 0.0
-    """Share of the steps before the fall; until then the rate stays at its peak. 0: it falls from
-    the warm-up on, as in the paper."""
+    """Share of the steps after which the rate falls; until then it stays at its peak. 0: it falls
+    right after the warm-up, as in the paper."""
     adam_betas: Annotated[tuple[Below1, Below1], RARE] = (0.9, 0.98)
     """Decay per step of Adam's mean gradient and mean square."""
     adam_eps: Annotated[Positive, RARE] = 1e-6
@@ -227,19 +228,19 @@ class TrainConfig:
     clip_norm: Annotated[NotNegative, RARE] = 0.0
     """Largest gradient norm; 0: no clipping."""
     grow_at: Annotated[Below1, RARE] = 0.0
-    """exlm only: share of the steps as an MLM, before each mask splits into its states; weights
-    and schedule go on, the optimiser warms up anew; 0: none, as in the paper."""
+    """exlm only: share of the steps as an MLM, before each mask splits into its states; weights and
+    schedule continue, the optimiser warms up again; 0: none, as in the paper."""
     start_from: Annotated[str | None, RARE] = None
-    """An MLM, or a run of the same objective, that this one goes on from (its directory or one of
-    its checkpoints), with its weights, but from step 0; an MLM may grow."""
+    """Start from the weights of another run (its directory or one of its checkpoints), at step 0: a
+    run of the same objective, or an MLM, which may grow."""
     chain_warmup: Annotated[Share, Field(le=0.5), RARE] = 0.0
-    """exlm only: share of the steps on fixed parallel chains, from grow_at on, and again as much
-    to fade them out; 0: none, as in the paper."""
+    """exlm only: share of the steps on fixed parallel chains, from grow_at on; they fade out over
+    an equal share; 0: none, as in the paper."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Encoder arithmetic; emission, transition and dynamic programme stay in fp32. auto: bf16 on
     a GPU that has it, otherwise fp32. fp16: GPUs only."""
     max_skipped: Annotated[Count, Effect.COURSE, RARE] = 10
-    """Stop after so many steps in a row whose loss or gradient is not finite; each is skipped."""
+    """Stop after this many steps in a row whose loss or gradient is not finite; each is skipped."""
     compile: Annotated[bool, RARE] = False
     """Compile the encoder's layers with torch.compile; the rest stays as it is."""
     save_every: Annotated[Count, Effect.NOTHING, RARE] = 500
@@ -301,8 +302,8 @@ class TrainConfig:
 
     def rate(self, step: int, grown_at: int = 0) -> float:
         """Learning rate of a step, from 0: linear warm-up, the peak until ``decay_from``, then
-        linear decay to 0 after the last step (polynomial decay, power 1). Adam's moments begin anew
-        at the step at which an MLM grew, so the rate warms up once more."""
+        linear decay to 0 after the last step (polynomial decay, power 1). Adam's moments are reset
+        when an MLM grows, so the rate warms up once more."""
         update = step + 1
         if update <= self.warmup_steps:
             return self.learning_rate * update / self.warmup_steps

@@ -41,7 +41,7 @@ LIBRARIES = {
     "text": ("numpy", "tokenizers"),
     "smiles": ("numpy", "rdkit", "tokenizers"),
 }
-"""That the packs of a kind depend on."""
+"""Libraries that the packs of a kind depend on."""
 
 
 class Corpus(NamedTuple):

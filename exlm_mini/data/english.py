@@ -12,7 +12,7 @@ def embedded_english() -> Iterator[str]:
     """Python's reference manual, which comes with every CPython: about 50,000 words.
 
     A document is a section: its heading, then one paragraph per line; code and grammar keep their
-    line breaks. Sections that appear under two topics are given once. The text differs a little
+    line breaks. Sections that appear under two topics are used once. The text differs a little
     between Python versions.
     """
     try:

@@ -123,7 +123,7 @@ def unit_noise(
     """Noise with which ``choose_fixed_count`` hides units, by the rule of ``span_noise``; (B, N).
 
     Args:
-        units_B: for each row the places of the tokens of its units; each token in one at least.
+        units_B: for each row the places of the tokens of its units; each token is in at least one.
         num_tokens: N.
         seed, epoch_B, sample_B: counters of the noise of a unit, with its first and last place.
     """
@@ -190,8 +190,8 @@ class Masker:
     slots: tuple[int, ...] = ()
     """Positions masked by the strategy ``slots``, counted from [BOS] = 0."""
     units: Units | None = None
-    """Finds what the strategy ``units`` hides together. A unit of more tokens than the row has
-    masks is none, so the first one that is drawn is hidden whole."""
+    """Finds what the strategy ``units`` hides together. A unit with more tokens than the row has
+    masks does not count, so the first one drawn is hidden whole."""
 
     def __post_init__(self) -> None:
         if (self.masking.strategy == "units") != (self.units is not None):

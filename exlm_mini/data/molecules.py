@@ -35,7 +35,8 @@ def embedded_molecules() -> Iterable[str]:
 
 
 def read_molecule(smiles: str, *options: Any) -> Any:
-    """RDKit's molecule with at least one atom; None if there is none, or it would take too long.
+    """RDKit's molecule with at least one atom; None if there is none or reading would take too
+    long.
 
     RDKit overflows its stack at some ten thousand nested parentheses, and its search for rings and
     alternating bonds takes minutes if a hundred rings share atoms. Within our limits the worst

@@ -57,10 +57,10 @@ class Counts:
     dropped_documents: int = 0
     """Longer than a row (molecules)."""
     dropped_tokens: int = 0
-    """Behind the last full block (text)."""
+    """After the last full block (text)."""
 
     def add(self, other: Counts) -> None:
-        """Add those of another part of the documents."""
+        """Add the counts of another part of the documents."""
         for name, number in vars(other).items():
             setattr(self, name, getattr(self, name) + number)
 
@@ -230,7 +230,7 @@ class Pack:
         return self._num_rows
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the ids, from beside the side file."""
+        """The tokenizer of the ids; its file lies beside the side file."""
         return Tokenizer.load(self.path.with_name("tokenizer.json"))
 
     def gather(

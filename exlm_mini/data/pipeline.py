@@ -34,7 +34,7 @@ from exlm_mini.data.tokenizer import (
 
 PACKS = ("train", "validation")
 LESSON_BYTES = 500_000_000
-"""Most text that a tokenizer is trained on, about."""
+"""Most bytes of text that a tokenizer is trained on, approximately."""
 NUM_BUCKETS = 1 << 16
 """Buckets of documents by hash; the first buckets are a sample that does not depend on order."""
 NUM_ENCODED = 10_000

@@ -37,7 +37,7 @@ NUM_AT_ONCE = 1000
 
 
 class Job(NamedTuple):
-    """What the steps have in common."""
+    """Arguments that all steps share."""
 
     data: DataConfig
     seed: int
@@ -159,13 +159,13 @@ def _begin_worker() -> None:
 
 
 def documents(shard: Path, are_rejected: bool = False) -> Any:
-    """The documents of a shard that are kept, or the others: ``text``, ``hash``, ``changes``."""
+    """The kept documents of a shard, or the rejected ones: ``text``, ``hash``, ``changes``."""
     table = table_of(shard)
     return table.filter((table["changes"].to_numpy() == Change.REJECTED) == are_rejected)
 
 
 def hashes(shard: Path) -> np.ndarray:
-    """Of the documents that are kept, (D,)."""
+    """Hashes of the kept documents, (D,)."""
     return documents(shard)["hash"].to_numpy()
 
 

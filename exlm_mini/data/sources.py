@@ -1,4 +1,4 @@
-"""Sources of documents: local files, data sets of the hub, what comes with Python and RDKit.
+"""Sources of documents: local files, hub data sets, and data that come with Python and RDKit.
 
 A source is read in units: a local file, or one file of a data set, each from start to end. A unit
 has a fingerprint that changes with its content.
@@ -119,7 +119,7 @@ def hub_set(word: str) -> HubSet | None:
 
 
 def kind_of(words: Iterable[str]) -> str | None:
-    """The kind of documents that the first named set or file tells; None if none does."""
+    """The kind of documents of the first named set or file that implies one; None if none does."""
     for word in words:
         hub = hub_set(word)
         is_of_molecules = hub is None and {".smi", ".lmdb"} & set(Path(word).suffixes)
@@ -156,7 +156,7 @@ def check_sources(data: DataConfig, accepted: Collection[str] = ()) -> None:
 
 
 def open_sources(data: DataConfig) -> list[Source]:
-    """The sources of a corpus, once they are checked; files beside each other are one.
+    """The sources of a corpus, checked first; consecutive files are one source.
 
     Args:
         data: ``source`` (none: the embedded data), ``kind``, and ``column`` of tables.
@@ -291,7 +291,7 @@ def _grouped(rows: Iterator[str], hub: HubSet) -> Iterator[str]:
 
 @contextlib.contextmanager
 def reaching(id: str) -> Iterator[None]:
-    """Context of access to the hub, whose libraries raise a dozen unrelated types of errors."""
+    """Context manager for access to the hub, whose libraries raise a dozen kinds of errors."""
     try:
         yield
     except (UserError, ModuleNotFoundError):

@@ -33,7 +33,7 @@ from exlm_mini.data.files import reading
 from exlm_mini.data.unimol import lmdb_rows
 
 TABLES = {".csv": "csv", ".jsonl": "json", ".parquet": "parquet"}
-"""Formats of tables, and who reads them in ``datasets``."""
+"""Formats of tables, and their readers in ``datasets``."""
 SUFFIXES = (".txt", ".smi", *TABLES, ".lmdb")
 COMPRESSIONS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
@@ -48,7 +48,7 @@ _CHEMISTRY = re.compile(r"[|,]\s*(\^\d|[CHm]:|LN:|Sg:)")
 
 
 def document(value: object, kind: str, where: str) -> str:
-    """The text or molecule in what a person handed in: white space around it is not part of it.
+    """The text or molecule in a user's entry, without surrounding white space.
 
     Args:
         value: a line, a cell of a table or an entry of a list.
@@ -87,7 +87,7 @@ def smiles_in(text: str) -> str | None:
 
 
 def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator[str]:
-    """Documents of one file, without outer white space; blank ones are passed over.
+    """Documents of one file, without surrounding white space; blank ones are skipped.
 
     Args:
         kind: text or smiles.

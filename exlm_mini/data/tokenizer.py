@@ -100,8 +100,8 @@ class Tokenizer:
     def encode_with_masks(self, text: str) -> list[int]:
         """Ids of a text in which "[MASK]" stands for a hidden token.
 
-        A blank before "[MASK]" belongs to the hidden token, as it does in byte-level BPE. No
-        other special token is recognised.
+        A space before "[MASK]" belongs to the hidden token, as it does in byte-level BPE. No other
+        special token is recognised.
         """
         pieces = [self.encode(piece) for piece in re.split(rf" ?{re.escape(MASK)}", text)]
         token_ids = pieces[0]
@@ -165,7 +165,7 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
     Args:
         texts: the training documents.
-        vocab_size: wanted tokens, the special tokens and the 256 bytes included.
+        vocab_size: tokens to reach, including the special tokens and the 256 bytes.
     """
     least = NUM_BYTES + len(SPECIAL_TOKENS)
     if vocab_size < least:
@@ -193,7 +193,7 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def train_smiles(smiles: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
     """A tokenizer for SMILES: one token per chemical symbol.
 
-    The symbols come after the special tokens, by falling frequency, then alphabetically.
+    The symbols come after the special tokens, by decreasing frequency, then alphabetically.
 
     Args:
         smiles: the training molecules.
@@ -220,15 +220,15 @@ def train_smiles(smiles: Iterable[str], vocab_size: int | None = None) -> Tokeni
 
 
 def word_level(words: Iterable[str]) -> Tokenizer:
-    """A tokenizer for a language of known words that differ: text is split at white space, words
-    keep their order behind the special tokens."""
+    """A tokenizer for a list of distinct words: text is split at white space, and the words follow
+    the special tokens in their order."""
     from tokenizers.pre_tokenizers import WhitespaceSplit
 
     return _word_lookup(list(words), WhitespaceSplit(), None)
 
 
 def visible(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as text with visible blanks; as stored if it is part of a character."""
+    """A token as text with visible spaces; as stored if it is part of a character."""
     text = tokenizer.decode([token_id])
     if not text or "\ufffd" in text:
         return tokenizer.token(token_id)

@@ -8,7 +8,7 @@ express. For any set of masked positions the grammar gives exactly
 
 * the floor of a masked language model, the sum of the marginal entropies H(x_i | visible);
 * the floor of a model of dependencies, the joint entropy H(x_masked | visible);
-* their difference, the total correlation: what ExLM can win over MLM.
+* their difference, the total correlation: what ExLM can gain over MLM.
 
 Everything is exact by enumeration over the latents. Enumeration over *words* is kept small by
 one observation: words of a position whose likelihoods are proportional to each other (as
@@ -35,8 +35,8 @@ import numpy as np
 class Position:
     """One place in the sentence: its words for each value of its latents.
 
-    ``choices`` maps the values of ``latents`` to words separated by blanks, equally likely; a
-    word written twice is twice as likely. A position without latents has the single key ``()``.
+    ``choices`` maps the values of ``latents`` to words separated by spaces, equally likely; a word
+    written twice is twice as likely. A position without latents has the single key ``()``.
     """
 
     choices: Mapping[tuple[str, ...], str]
@@ -93,7 +93,7 @@ class Grammar:
         )
 
     def sentence(self, word_ids_N: np.ndarray) -> str:
-        """The words of one sentence, separated by blanks."""
+        """The words of one sentence, separated by spaces."""
         return " ".join(self.words[i] for i in word_ids_N)
 
     def mask(self, positions: tuple[int, ...] | None = None) -> np.ndarray:

@@ -17,7 +17,7 @@ from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.toy import Grammar, Position
 
 GRAMMARS: dict[str, Callable[[], Grammar]] = {}
-"""Makers of grammars of one's own, by name."""
+"""Functions that make the user's own grammars, by name."""
 LADDER = (0, 1, 2, 4, 8)
 """Bits of total correlation of the grammars ``ladder-0`` to ``ladder-8``."""
 
@@ -31,12 +31,12 @@ def _file() -> dict[str, Any]:
 
 
 def names() -> list[str]:
-    """The grammars there are."""
+    """Names of all grammars."""
     return [*(name for name in _file() if name != "words"), *GRAMMARS]
 
 
 def grammar(name: str) -> Grammar:
-    """The grammar of that name."""
+    """The grammar of this name."""
     if name in GRAMMARS:
         return GRAMMARS[name]()
     if name not in names():
@@ -82,7 +82,7 @@ def _prior(latents: Mapping[str, tuple[str, ...]], about: Mapping[str, Any]) -> 
 
 
 def slots_of(config: RunConfig) -> tuple[int, ...]:
-    """Columns the masking strategy ``slots`` hides: the grammar's, after [BOS]; else none."""
+    """Columns that the masking strategy ``slots`` hides, counted from [BOS] = 0; else none."""
     if config.masking.strategy != "slots":
         return ()
     return tuple(slot + 1 for slot in grammar(config.data.grammar).slots)

@@ -4,7 +4,7 @@ In a molecule:
 
 * a branch, from its parenthesis to the closing one;
 * a ring system: atoms, and the bonds, ring digits and parentheses between them; rings that share an
-  atom are one system, and what hangs on it is no part of it;
+  atom are one system, and what hangs on it is not part of it;
 * a symbol of several tokens, such as a bracket atom where the tokenizer takes it apart.
 
 In a text:
@@ -63,11 +63,11 @@ class Units:
         return cls(tokenizer.decode, tokenizer.vocab_size, tokenizer.special_ids, is_smiles)
 
     def __call__(self, token_ids: Sequence[int], longest: int) -> list[list[int]]:
-        """The units of one row, places from 0 in rising order; each token is in one at least.
+        """The units of one row, places from 0 in rising order; each token is in at least one.
 
         Args:
             token_ids: of the row, nothing hidden.
-            longest: tokens; a unit of more is none. A token in no other unit is one by itself.
+            longest: most tokens of a unit. A token in no unit is one by itself.
         """
         texts = [self._texts[i] for i in token_ids]
         token_of = [n for n, text in enumerate(texts) for _ in text]

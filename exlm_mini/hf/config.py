@@ -40,7 +40,7 @@ class ExLMConfig(PreTrainedConfig):
             training (see ``ChainWarmup``).
         special_ids: ``SpecialIds`` as a dict.
         vocab_size: V.
-        learned_length: tokens of the longest row in training; the model says when one is longer.
+        learned_length: tokens of the longest row in training; the model warns when one is longer.
         classifier_dropout: before and in the heads of fine-tuning.
         kwargs: fields of ``architecture``, and those of ``PreTrainedConfig``, such as
             ``num_labels``.

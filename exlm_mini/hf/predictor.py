@@ -49,7 +49,7 @@ class Predictor:
         report: Callable[[str], None] = say,
         first: int = 0,
     ) -> dict[str, np.ndarray]:
-        """What the model says of some texts.
+        """Predictions for some texts.
 
         Args:
             texts: R texts or molecules, for a model of pairs two of them each.
@@ -60,8 +60,8 @@ class Predictor:
 
         Returns:
             A column (R,) by the name of each target: numbers in their unit, or the probability of
-            yes, float64 with nan where a text is unreadable; or words, None where it is, and then
-            ``NAME probability`` besides.
+            yes, float64 with nan where a text is unreadable; or words, None where it is, and a
+            further column ``NAME probability``.
         """
         scores_RC, reasons = self.scores(texts, batch_size)
         tell(reasons, "row {}", "it gets no prediction", report, first)

@@ -25,8 +25,8 @@ class ExLMTokenizer(PreTrainedTokenizerFast):
     """A tokenizer that takes [BOS], [EOS], [PAD], [SEP] and [UNK] in a text for plain characters;
     made by ``tokenizer_for``, or from the directory of a checkpoint.
 
-    With ``cleaning``, a ``Cleaning`` as a dict, molecules are spelled by it before they are read,
-    such as without the stereo marks that a vocabulary lacks. What RDKit does not read stays.
+    With ``cleaning``, a ``Cleaning`` as a dict, molecules are respelled by it first, for example
+    without the stereo marks that the vocabulary lacks. What RDKit cannot read stays as it is.
     """
 
     # Fixed here, not an argument: that would be stored, and without this class transformers could
@@ -81,7 +81,7 @@ def tokenizer_for(tokenizer: Tokenizer, max_length: int | None = None) -> ExLMTo
     """Convert a tokenizer to transformers.
 
     The ids of a text are [BOS], those of ``Tokenizer.encode_with_masks``, and [EOS]. Offsets leave
-    out the blank before a word.
+    out the space before a word.
 
     Args:
         max_length: what ``truncation=True`` leaves of a text, in tokens, [BOS] and [EOS] included.

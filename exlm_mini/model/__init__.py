@@ -1,7 +1,7 @@
 """The models, a file for each part of Figure 6; ``exlm`` puts them together.
 
-``expansion`` copies masks into states, ``rope`` numbers them, ``attention`` and ``encoder`` are
-the Transformer, ``emission`` and ``transition`` its two heads, ``objectives`` the losses.
+``expansion`` copies masks into states, ``rope`` numbers them, ``encoder`` is the Transformer,
+``emission`` and ``transition`` its two heads, ``objectives`` the losses.
 """
 
 from exlm_mini.model.exlm import ExLM, MaskedLM

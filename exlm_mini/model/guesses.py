@@ -1,4 +1,4 @@
-"""What a model says of each masked token by itself, before any token is known.
+"""A model's distribution for each masked token by itself, before any token is known.
 
 Shapes: B rows, S masks of all rows, M targets and L states of a row, k copies or states of a mask,
 V vocabulary.
@@ -32,7 +32,7 @@ from exlm_mini.model.objectives import StateScores
 def one_pass(
     model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0, num_copies: int = 1
 ) -> Tensor | StateScores:
-    """What a model of either kind returns for a batch.
+    """The output of either kind of model for a batch.
 
     Args:
         num_copies: of every token, for a ``MaskedLM`` whose batch is not repeated yet.

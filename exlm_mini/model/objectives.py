@@ -24,7 +24,7 @@ class StateScores(NamedTuple):
     log_emission_BML: Tensor
     """log P_u(y_i), in nats."""
     log_transition_BLL: Tensor | None
-    """log E[v, u]; none when the states are not linked (``ctc``)."""
+    """log E[v, u]; None without edges (``ctc``)."""
     log_blank_BL: Tensor | None
     """``ctc`` only: log-probability of the blank at each state."""
     is_blank_BM: Tensor | None
@@ -34,7 +34,7 @@ class StateScores(NamedTuple):
     """bool, targets whose emission counts; false at padding and at unscored boundaries."""
     states_per_mask: int
     state_BLD: Tensor
-    """The hidden states of the graph, from which ``ExLM.token_logits`` says more."""
+    """The hidden states of the graph, which ``ExLM.token_logits`` reads."""
 
 
 @record_function("head")

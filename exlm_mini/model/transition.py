@@ -134,15 +134,15 @@ class GatedTransition(nn.Module):
 
 
 class SpanTransition(GatedTransition):
-    r"""E learned within spans of masks that touch; ours, not in the paper.
+    r"""E learned within spans of adjacent masks; ours, not in the paper.
 
-    On real data a dense E dies: one edge from the visible side into a span takes all the mass, and
-    the other clones get no gradient any more. So a path goes from each state to the next target
-    only (none is lost on the way), and with v a clone of target i and u a clone of i + 1:
+    On real data a dense E collapses: one edge from the visible side into a span takes all the
+    probability, and the other clones no longer get a gradient. So a path goes from each state to
+    the next target only (no probability is lost), and with v a clone of target i and u of i + 1:
 
-    * where i and i + 1 are masks that touch, E[v, u] is ``GatedTransition``'s, over the k clones
-      of i + 1, with ``chain_bonus`` on the score of the clone of v's own number;
-    * everywhere else, so at the entry of a span, E[v, u] = 1 / k.
+    * where i and i + 1 are adjacent masks, E[v, u] is ``GatedTransition``'s, over the clones of
+      i + 1, with ``chain_bonus`` added to the score of the clone of v's number;
+    * everywhere else, as at the entry of a span, E[v, u] = 1 / k.
 
     The joint probability is then a product over spans, and that of a span of n masks is
 
@@ -172,7 +172,7 @@ class SpanTransition(GatedTransition):
 
 
 def span_chains(graph: StateGraph, states_per_mask: int) -> Tensor:
-    """k parallel chains through each span of masks that touch; is_chain_BLL (bool).
+    """k parallel chains through each span of adjacent masks; is_chain_BLL (bool).
 
     Within a span clone j is followed by clone j. Between spans, and from and to boundaries, each
     state is followed by every clone of the next target (of the last target by its last state).

@@ -48,7 +48,7 @@ PANELS = {
 
 
 def read(logs: Mapping[str, Path]) -> pd.DataFrame:
-    """What runs logged.
+    """The logs of runs as one table.
 
     Args:
         logs: the path of each ``metrics.jsonl`` by the name of its run.

@@ -45,7 +45,7 @@ class States(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """The links between the states, and the best path."""
+    """The edges between the states, and the best path."""
 
     log_transition_LL: Tensor
     """log E[v, u] in nats, -inf where there is no edge."""
@@ -69,7 +69,7 @@ class Reading(NamedTuple):
     states: States | None
     """None for ``MaskedLM``."""
     graph: Graph | None
-    """None where the states are not linked: ``MaskedLM`` and ``transition="ctc"``."""
+    """None where the states have no edges: ``MaskedLM`` and ``transition="ctc"``."""
 
 
 def not_offered(special_ids: SpecialIds) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a person hands in, a cell of a table or an entry of a list, as a text that a model reads."""
+"""Users' entries, cells of a table or items of a list, as texts that a model reads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from exlm_mini.data.molecules import Cleaning, clean
 from exlm_mini.data.text import document
 
 MOST_UNKNOWN = 0.5
-"""Of the tokens of a text; with more of them [UNK], a model has not read it."""
+"""Largest share of [UNK] among the tokens of a text that counts as read."""
 NUM_TOLD = 10
-"""Entries that are told by name; of the others the number."""
+"""Unreadable entries named one by one; the others are only counted."""
 
 
 def readable(

@@ -1,4 +1,4 @@
-"""Filling the masks of whole batches, and how many filled molecules are molecules.
+"""Filling the masks of whole batches, and how many fillings are molecules.
 
 In one pass an MLM fills each mask by itself; ExLM fills them together, along one path through its
 states. In turn, each mask is filled by a pass of its own that sees the tokens before it: slower by
@@ -57,14 +57,14 @@ def fill_at_once(
 
     Args:
         model: in evaluation mode.
-        batch: without copies; its true tokens are not looked at.
+        batch: without copies; its true tokens are not read.
         generator: on the CPU, to sample: for ExLM first a path, with its probability, then a token
             from each of its states. None: the likeliest tokens, for ExLM those of the path that
             is likeliest with them (``decoding.read_row``).
-        num_paths: ExLM without a generator also looks at the likeliest tokens along so many paths
-            that are drawn (always the same), and takes the filling with the largest joint
-            probability, a sum over all paths that needs no other pass. The tokens of the
-            likeliest path need not be the likeliest filling; an MLM's are.
+        num_paths: ExLM without a generator also tries the likeliest tokens along this many sampled
+            paths (always the same), and takes the filling with the largest joint probability, a sum
+            over all paths that needs no other pass. The tokens of the likeliest path need not be
+            the likeliest filling; an MLM's are.
     """
     masked_ids_BN, is_masked_BN, _ = batch
     filled_ids_BN = masked_ids_BN.clone()

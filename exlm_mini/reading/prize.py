@@ -1,16 +1,16 @@
-"""What the hidden tokens of a row know of each other, and how much of it a model uses, in bits.
+"""What the hidden tokens of a row tell about each other, and how much of it a model uses, in bits.
 
-Four numbers say what a model pays for the hidden tokens of held-out rows:
+Four numbers count a model's bits for the hidden tokens of held-out rows:
 
 * *at once*: each mask by itself, from the visible tokens alone, summed over the masks;
 * *in turn*: one mask after the other, each from the visible tokens and the true tokens of the
   masks before it, by a pass of the encoder for each (the chain rule);
 * *joint*: all masks together, in one pass; for ExLM the sum over all paths;
-* the **prize**, at once less in turn: what there is to win. Where masks are independent given the
-  rest it is 0, and links can win nothing.
+* the **prize**, at once less in turn: the most that edges can save. Where masks are independent
+  given the rest it is 0.
 
-Links win at once less joint. That is no win by itself: clones may make the single masks worse than
-they are in an MLM of equal cost, so the joint is what models are compared by.
+*Links win* is at once less joint. It is no gain in itself: clones may predict single masks worse
+than an MLM of equal cost does, so models are compared by the joint.
 
 Shapes: B rows, N tokens, S masked tokens of a batch, M targets, L states, k states per mask.
 """
@@ -48,16 +48,16 @@ class Prize(NamedTuple):
     joint: float
     clones_used: float | None
     """2 to the entropy of the share of paths through each clone, from 1 to k; None for an MLM and
-    for states that are not linked."""
+    for states without edges."""
 
     @property
     def prize(self) -> float:
-        """Bits that are won by asking in turn, from left to right."""
+        """Bits saved by asking in turn, from left to right."""
         return self.at_once - self.left_to_right
 
     @property
     def links_win(self) -> float:
-        """Bits that are won by answering together; 0 for an MLM."""
+        """Bits saved by answering together; 0 for an MLM."""
         return self.at_once - self.joint
 
     def describe(self, states_per_mask: int) -> str:
@@ -85,7 +85,7 @@ def measure_prize(
     Args:
         model: on any device; not of Repeated MLM.
         pack: of held-out rows.
-        num_rows: at most so many. Every row is read as often as it has masks.
+        num_rows: at most this many. Every row is read once for each of its masks.
         num_orders: random orders of the masks.
     """
     device, was_training = next(model.parameters()).device, model.training
@@ -122,7 +122,7 @@ def measure_prize(
 def at_once(
     model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What one pass says of the hidden tokens.
+    """Bits of the hidden tokens in one pass.
 
     Returns:
         bits of each hidden token by itself, (S,), row by row; of each row's together, (B,); and

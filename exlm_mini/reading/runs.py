@@ -28,5 +28,5 @@ def fine_tuning(path: Path) -> dict[str, Any] | None:
 
 
 def shipped_for(text: str) -> str:
-    """The name of the shipped model for a text: SMILES have no blanks."""
+    """The name of the shipped model for a text: SMILES have no spaces."""
     return "english" if " " in text.strip() else "molecules"

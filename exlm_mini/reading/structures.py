@@ -37,8 +37,8 @@ def likeliest_fillings(
 
 
 def structures(scene: Scene) -> str:
-    """HTML with a drawing of each of the likeliest fillings; a SMILES that RDKit cannot read stands
-    there as text."""
+    """HTML with a drawing of each of the likeliest fillings; a SMILES that RDKit cannot read is
+    shown as text."""
     figures = []
     for words, probability in likeliest_fillings(scene):
         smiles, new = scene.text[0], list[int]()

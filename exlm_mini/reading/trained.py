@@ -5,7 +5,7 @@
     molecules = exlm_mini.load("runs/molecules")
     molecules.embed(["CCO", "CC(=O)O"])               # float (2, width)
     molecules.fill("CC(=O)N[MASK]").text              # the text with its masks filled
-    molecules.explore("CC(=O)N[MASK]C[MASK]")         # the links between their states
+    molecules.explore("CC(=O)N[MASK]C[MASK]")         # the edges between their states
     molecules.loss(["CCO", "CC(=O)O"]).backward()     # nats per hidden token
 
 Shapes: B rows, N tokens, S masked tokens, D width.
@@ -105,11 +105,11 @@ class Trained:
         """One vector for each text, (B, D): the mean of its tokens' last states.
 
         [MASK] counts as a token, [BOS] and [EOS] do not. White space around a text, and what
-        follows a SMILES, is left out (``document``). What is no text or too long, a SMILES that
-        RDKit rejects and a text whose tokens are mostly [UNK] are told, and get nan.
+        follows a SMILES, is left out (``document``). A text that is too long or mostly [UNK], a
+        SMILES that RDKit rejects and an entry that is no text get nan, and a line says why.
 
         Args:
-            texts: the texts; one may come without a list.
+            texts: the texts; a single one needs no list.
             batch_size: texts in memory at once.
         """
         vectors_BD, reasons = self.vectors(texts, batch_size)
@@ -120,7 +120,7 @@ class Trained:
     def vectors(
         self, texts: Any, batch_size: int = 64, report: Callable[[str], None] = say
     ) -> tuple[Tensor, dict[int, str]]:
-        """As ``embed``; and by the place of each text that gets nan, why."""
+        """As ``embed``, and the reason for each text that gets nan, by its place."""
         kind, special = self.tokenizer.kind, self.tokenizer.special_ids
         cleaning = Cleaning() if find_spec("rdkit") else None
         entries, reasons = readable(_listed(texts), kind, cleaning)
@@ -159,7 +159,7 @@ class Trained:
         return Filled(filled, min(1.0, math.exp(reading.log_joint)), reading)
 
     def explore(self, text: str) -> Explorer:
-        """The links between the states of the masks, for display in a notebook or to ``save``."""
+        """The graph of the states of the masks, for display in a notebook or to ``save``."""
         reading = self.fill(text).reading
         if reading.states is not None and reading.graph is None:
             raise UserError(

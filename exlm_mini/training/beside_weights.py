@@ -17,7 +17,7 @@ def beside_weights(config: RunConfig, step: int, pack: Pack) -> dict[str, bytes]
 
     Args:
         config: of the run; its ``data.block_length`` is the longest row of the pack.
-        pack: what was learned; its corpus has the tokenizer.
+        pack: of the training rows; its corpus has the tokenizer.
     """
     settings = {
         # The arguments of exlm_mini.hf.ExLMConfig, and what transformers wants beside them.

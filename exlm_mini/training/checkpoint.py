@@ -154,8 +154,8 @@ def _sha256(data: bytes) -> str:
 def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpoint | None:
     """The newest intact checkpoint of a run; None if there are no checkpoints.
 
-    Other names than those ``save_checkpoint`` gives are ignored. ``report`` receives a line for
-    each damaged checkpoint that was skipped.
+    Names that ``save_checkpoint`` does not give are ignored. ``report`` receives a line for each
+    damaged checkpoint that was skipped.
     """
     lines = []
     for path in _newest_first(directory):

@@ -35,7 +35,7 @@ _SURE = 0.75
 
 
 def mask_count(config: RunConfig, num_tokens: int) -> float:
-    """Masks of a row on average, counted in its copies together; the places of a toy's slots."""
+    """Mean number of masks in a row, all copies counted; with slots, their number."""
     if config.objective != "repeated-mlm" and (slots := slots_of(config)):
         return len(slots)
     return config.masking.mask_ratio * config.num_copies * (num_tokens - 2)
@@ -251,7 +251,7 @@ def check_bytes(what: str, parts: Mapping[str, float], device: torch.device) -> 
     """Refuse work that does not fit into a device's memory, before anything large is allocated: on
     a CPU allocation succeeds beyond it, and later the system kills the process.
 
-    ``parts`` has bytes by remedy; the first at which their sum is too large is told.
+    ``parts`` has bytes by remedy; the message names the first at which their sum is too large.
     """
     present, so_far = device_memory(device), 0.0
     for remedy, needed in parts.items():
@@ -277,7 +277,7 @@ def device_memory(device: torch.device) -> int:
 
 
 def num_states(model: ModelConfig, num_masks: float) -> float:
-    """States L of a row with so many masks, those of the boundaries included."""
+    """States L of a row with ``num_masks`` masks, those of the boundaries included."""
     k = model.states_per_mask
     return num_masks * k + (2 * k if model.boundary == "official" else 2)
 

@@ -164,7 +164,7 @@ class WandbLog:
 
 
 def copies_of(output: Path, config: RunConfig, step: int) -> list[ScalarLog | WandbLog]:
-    """Where the lines of a run that goes on from a step are copied to."""
+    """The logs that get copies of a run's lines, from ``step`` on."""
     copies: list[ScalarLog | WandbLog] = []
     if config.train.tensorboard:
         copies.append(ScalarLog(output / "tensorboard", step))

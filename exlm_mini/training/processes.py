@@ -127,8 +127,8 @@ class Engine:
             say(line)
 
     def accumulate(self, is_last: bool) -> contextlib.AbstractContextManager:
-        """Context of the passes of a micro-batch; gradients are averaged over the processes after
-        the last micro-batch of a step."""
+        """Context manager for the passes of a micro-batch; gradients are averaged over the
+        processes after the last micro-batch of a step."""
         if self._group is None or is_last:
             return contextlib.nullcontext()
         return self._scorer.no_sync()
@@ -150,8 +150,8 @@ class Engine:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Context of work that may fail in one process: then all raise the ``UserError`` of the
-        first that failed."""
+        """Context manager for work that may fail in one process: then all raise the ``UserError``
+        of the first that failed."""
         if self._group is None:
             yield
             return
@@ -165,8 +165,8 @@ class Engine:
                 raise UserError(first)
 
     def in_turn(self, work: Callable[..., T], *arguments: Any) -> T:
-        """What a piece of work returns; the first process does it before the others, and all
-        raise the mistake of one."""
+        """The result of ``work``, which the first process does before the others; all raise a
+        ``UserError`` of one."""
         for is_now in (self.is_main, not self.is_main):
             with self.together():
                 if is_now:

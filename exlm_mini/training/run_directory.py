@@ -94,8 +94,8 @@ def _take(lock: int, seconds: float = 2.0) -> None:
 def as_begun(
     path: Path, config: RunConfig, device: torch.device, is_timed: bool = False
 ) -> RunConfig:
-    """The settings with a definite precision: for a run that goes on, that of its start, and if it
-    was asked for minutes, the steps that its start has counted."""
+    """The settings with a definite precision: a resumed run keeps that of its start and, if it was
+    asked for minutes, the steps counted then."""
     from exlm_mini.training.processes import with_precision
 
     if config.train.precision == "fp16" and device.type == "cpu":
@@ -145,7 +145,7 @@ def settle(
     num_processes: int,
     report: Callable[[str], None],
 ) -> None:
-    """Store the settings of a run and what it is made with, and tell what changed."""
+    """Store a run's settings and software versions, and report what changed."""
     import yaml
 
     from exlm_mini.training.provenance import commit, versions

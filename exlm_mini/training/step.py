@@ -110,7 +110,7 @@ class Stepper:
         return Update(loss, norm, rate, is_skipped, int(num_without_path), num_tokens, accuracy)
 
     def precision(self) -> contextlib.AbstractContextManager:
-        """Context of every forward pass: the precision of the settings."""
+        """Context manager for every forward pass: the precision of the settings."""
         dtype = LOW_PRECISION.get(self.config.train.precision)
         return torch.autocast(
             self.engine.device.type, dtype or torch.bfloat16, enabled=dtype is not None

@@ -88,7 +88,7 @@ class Trainer:
         self.num_tokens = 0
         """Input tokens of all steps done, before expansion or repetition, without padding."""
         self.seconds = 0.0
-        """Of all starts, validation included."""
+        """Training time in seconds over all starts, validation included."""
         newest = self._newest_checkpoint()
         self._step = 0 if newest is None else newest.step
         # With more steps than at its start, a run may have grown before it would now.
@@ -222,7 +222,7 @@ class Trainer:
         return numbers
 
     def validate(self, step: int) -> Evaluation:
-        """The held-out rows under the model after so many steps."""
+        """Evaluate the model on the held-out rows, after ``step`` steps."""
         with self.stepper.precision():
             found = evaluate(
                 self.model,
@@ -334,7 +334,7 @@ class Trainer:
 
     def begin_from(self, checkpoint: Checkpoint) -> None:
         """Start with the weights of another run, of an MLM or of this objective, see
-        ``train.start_from``. Its moments go on, too, unless an MLM grows."""
+        ``train.start_from``. Its moments are kept, too, unless an MLM grows."""
         state, path = checkpoint.state, checkpoint.path
         if state["tokenizer_sha256"] != self.train_pack.tokenizer_sha256:
             raise UserError(

@@ -1,7 +1,7 @@
-"""Recipes: settings of a run in YAML files, by name here or by path anywhere.
+"""Recipes: settings of a run in YAML files, by name in this package or by path.
 
-The same reader takes a run's ``config.yaml``. It leaves every value a word, and the setting decides
-what that means; YAML itself would guess a type from the spelling and read ``010`` as eight,
+The same reader reads a run's ``config.yaml``. It leaves every value a string, and the setting
+decides its type; YAML itself would guess a type from the spelling and read ``010`` as eight,
 ``1:30`` as ninety and ``no`` as false.
 """
 
@@ -24,9 +24,9 @@ class Kind(NamedTuple):
 
     folder: Path
     build: Callable[[str, dict[str, Any]], Any]
-    """From the name of a recipe and what its file says to what ``load_recipe`` returns."""
+    """Makes what ``load_recipe`` returns from the name of a recipe and the content of its file."""
     prefix: str = ""
-    """How the names begin; users may leave it out."""
+    """Prefix of the names; users may leave it out."""
 
 
 PRETRAINING = Kind(RECIPES, lambda name, found: RunConfig(**{**found, "recipe": name}))
@@ -53,7 +53,7 @@ def load_recipe(name: str, kind: Kind = PRETRAINING) -> Any:
 
 
 def recipe_path(recipe: str, kind: Kind = PRETRAINING) -> Path:
-    """The file of a recipe, from the name of one of ours or the path of the user's own."""
+    """The file of a recipe, found by its name if it is ours, by its path if it is the user's."""
     if recipe.endswith((".yaml", ".yml")):
         return Path(recipe)
     stem, names = recipe.removeprefix(kind.prefix), recipe_names(kind)
@@ -63,7 +63,7 @@ def recipe_path(recipe: str, kind: Kind = PRETRAINING) -> Path:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """What a YAML file says: nested dicts and lists of words, None for null."""
+    """The content of a YAML file: nested dicts and lists of strings, None for null."""
     import yaml
 
     class Loader(yaml.BaseLoader):
@@ -107,7 +107,7 @@ def stored_config(path: Path) -> RunConfig:
 
 
 def replaced(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """The same with dotted settings replaced."""
+    """A copy in which dotted settings are replaced."""
     nested = asdict(config)
     for name, value in settings.items():
         group, _, key = name.rpartition(".")
