@@ -52,7 +52,7 @@ SCORECARD = {
     ),
     "links": Row(
         "Table 2",
-        "bits where the words share 4: ExLM against the same states without learned links",
+        "bits where the words share 4: ExLM against the same states without learned edges",
         "ExLM's transitions do this",
     ),
     "states-alone": Row(
@@ -91,7 +91,7 @@ SCORECARD = {
     ),
     "grown-cost": Row(
         "ours",
-        "bits of symbols hidden in spans: ExLM grown from an MLM, with links inside spans, against "
+        "bits of symbols hidden in spans: ExLM grown from an MLM, with edges inside spans, against "
         "that MLM trained on at equal cost",
         "Grown, ExLM wins on molecules with hidden spans",
     ),
