@@ -1,7 +1,9 @@
 """``exlm COMMAND`` and ``python -m exlm_mini COMMAND``: run any command by its name.
 
-exlm pretrain --recipe smiles-tiny --output runs/molecules
-exlm fill "CC(=O)N[MASK]" --run runs/molecules
+For example::
+
+    exlm pretrain --recipe smiles-tiny --output runs/molecules
+    exlm fill "CC(=O)N[MASK]" --run runs/molecules
 """
 
 from __future__ import annotations

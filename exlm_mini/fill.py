@@ -19,7 +19,7 @@ r"""``python -m exlm_mini.fill``: fill the masks of a text or molecule and show 
     path                     labels of the best path's states, start to end
     path_probability         its transitions times its tokens
     fit_probability          of reaching the end in one step per mask
-    transition               rows hand over to columns, in the order of ``states``
+    transition               rows hand over to columns, in the order of states
 
 The last four are null where states have no edges (MLM, and ``--model.transition ctc``).
 

@@ -7,6 +7,7 @@ values are shown as far as a reader can use them.
 
 import itertools
 import re
+from enum import Enum
 
 from docutils import nodes
 from sphinx import addnodes
@@ -69,6 +70,8 @@ def plain_signature(app, what, name, obj, options, signature, returned):
     """The signature with names of types and functions, and an ellipsis where there is no name."""
     if what == "class" and signature == "(*args, **kwargs)":
         return "()", returned  # the base class of PyTorch, whose modules take what they like
+    if what == "class" and issubclass(obj, Enum):
+        return "", returned
     if signature:
         signature = _OBJECT.sub(lambda found: found[1] or found[2], signature)
         signature = _NAMELESS.sub("...", signature).replace("lambda :", "lambda:")

@@ -3,7 +3,7 @@
 A prepared corpus is a directory with these files::
 
     tokenizer.json      the tokenizer of both packs
-    train.*             pack of the training rows (files as in ``packs``)
+    train.*             pack of the training rows (files as in packs)
     validation.*        pack of the held-out rows
     corpus.json         its settings, sources, versions and packs, written last
 """

@@ -128,7 +128,7 @@ def best_path(scores: StateScores, log_best_BL: Tensor) -> tuple[Tensor, Tensor]
 
 
 def links_of(scores: StateScores) -> tuple[Tensor, Tensor, Tensor]:
-    """The last three arguments of the functions of ``alignment``, for linked states."""
+    """The last three arguments of the functions of ``alignment``, for states with edges."""
     assert scores.log_transition_BLL is not None
     return scores.log_transition_BLL, scores.graph.num_targets_B, scores.graph.num_states_B
 

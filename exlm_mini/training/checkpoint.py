@@ -7,7 +7,7 @@ half a file under its final name. So a checkpoint is a directory with a manifest
         model.safetensors        one file per group of tensors
         optimizer.safetensors
         manifest.json            step, state, sha256 of each file, and its own sha256
-        config.json, ...         for transformers, see ``beside_weights``
+        config.json, ...         for transformers, see beside_weights
 
 It holds no state of random generators or data loaders: data order, masks and dropout are
 functions of counters, so the step is enough to resume, bit for bit on the same machine.

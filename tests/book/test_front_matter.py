@@ -282,7 +282,7 @@ def as_shown(what: str, text: str) -> list[str]:
         ("attribute", "Only for --top; ``a --top 3``, a -- b too.",
          ["Only for ``--top``; ``a --top 3``, a -- b too."]),
         ("function", "Do.\n\nReturns:\n    a_B: first,\n        more.\n    b_B: second.",
-         ["    * ``a_B``: first,", "          more.", "    * ``b_B``: second."]),
+         ["    * ``a_B``: first,", "      more.", "    * ``b_B``: second."]),
         ("function", "Do.\n\nReturns:\n    Nats, of\n    them: two.",
          ["    Nats, of", "    them: two."]),
         ("function", "Do.\n\nArgs:\n    k: k.", [":param k: \\k."]),
