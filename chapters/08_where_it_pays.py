@@ -246,9 +246,9 @@ for name, wide in (("wide-first", 0), ("wide-last", 1)):
 # model can be asked for the hidden symbols of a molecule *at once*, each by itself,
 # or *in turn*, each with the true symbols of those before it. By the chain rule of
 # {ref}`chap-multimodality` the difference, the **prize**, is what the hidden
-# symbols tell each other, and all that links can win. Here it is for recorded MLMs
-# of 8,000 steps, one with the masks of the paper, and the mean of three with masks
-# that stand together:
+# symbols tell about each other, and all that links can win. Here it is for recorded
+# MLMs of 8,000 steps, one with the masks of the paper, and the mean of three with
+# masks that stand together:
 
 # %% tags=["remove-input"]
 pilot = json.loads(Path("../book/results/links-pilot.json").read_text())
@@ -327,16 +327,16 @@ unique = dict(zip(labels, handles, strict=True))
 _ = ax.legend(unique.values(), unique, fontsize=8)
 
 # %% [markdown]
-# States with equal edges end where the MLM does. The published transition matrix,
-# on the same states, leaves all but one of them unused. Fixed chains in spans save
-# some bits, learned edges save most, and ExLM ends below the MLM of equal cost by
-# half a bit of ten in every seed ({numref}`fig-pays`). That is a fifth of the
-# prize, which is 2.8 bits after this longer training. Links win 0.8 bits, but 0.3
-# of them are lost again: a step of ExLM costs more, it got fewer of them, and one
-# by one its symbols are predicted worse. **Not all of the planned seeds are done
-# yet**, so the table has means of different seeds; {ref}`all-sweeps` compares
-# within a seed. A {ref}`pilot <plan-changes>`, which chose the settings, won as
-# much after shorter training.
+# States with equal edges end where the MLM does, or a little behind it. So does the
+# published transition matrix, which leaves all but one of them unused. Fixed chains
+# in spans save some bits, learned edges save most, and ExLM ends below the MLM of
+# equal cost by half a bit of ten in every seed ({numref}`fig-pays`). That is a
+# fifth of the prize, which is 2.8 bits after this longer training. Links win 0.8
+# bits, but 0.3 of them are lost again: a step of ExLM costs more, it got fewer of
+# them, and one by one its symbols are predicted worse. **Not all of the planned
+# seeds are done yet**, so the table has means of different seeds; {ref}`all-sweeps`
+# compares within a seed. A {ref}`pilot <plan-changes>`, which chose the settings,
+# won as much after shorter training.
 #
 # What does half a bit change? Let both models fill in 1,024 molecules, and count
 # those that a chemist's program, RDKit, can read. *Best of 16 paths* draws sixteen
@@ -361,11 +361,11 @@ together, used = links["together_bits"], links["clones_used"]
 won = together["mlm"] - together["exlm"]
 assert len(won) == 3 and won.between(0.4, 0.7).all()
 assert (won / (links["prize_bits"]["mlm"])).between(0.15, 0.25).all()
-for seed, bits in together["gated"].items():
-    assert abs(together["uniform", seed] - together["mlm", seed]) < 0.1
-    assert abs(bits - together["mlm", seed]) < 0.1 and used["gated", seed] < 1.01
-    assert together["exlm", seed] < together["chains", seed] - 0.1
-    assert together["chains", seed] < together["mlm", seed] - 0.1
+for arm in ("uniform", "gated"):
+    assert (together[arm] - together["mlm"]).dropna().between(-0.1, 0.3).all()
+for better, worse in (("exlm", "chains"), ("chains", "mlm")):
+    assert ((together[worse] - together[better]).dropna() > 0.1).all()
+assert used["gated"].max() < 1.01 and len(together["gated"]) == 3
 assert used["exlm"].min() > 3.9 and used["uniform"].min() > 3.9
 for seed in won.index:
     mlm, exlm = (links.loc[(arm, seed)] for arm in ("mlm", "exlm"))
@@ -428,10 +428,10 @@ assert [len(exlm) for _, exlm in masked_at_random.values()] == [5, 3]
 # edges are used where English words are hidden in spans is an experiment of
 # {ref}`the second plan <plan-links>` and not yet known.
 #
-# So look at the prize first. Where hidden tokens tell each other little, a masked
-# language model is the better choice. Where they tell each other much, ExLM can
-# save a part of it in one pass, if its states start differently and every span is
-# entered evenly.
+# So look at the prize first. Where hidden tokens tell about each other little, a
+# masked language model is the better choice. Where they tell about each other much,
+# ExLM can save a part of it in one pass, if its states start differently and every
+# span is entered evenly.
 #
 # ## Exercise: one state for each mask
 #

@@ -346,13 +346,13 @@ display(pd.DataFrame(rows).T)
 # (links-on-real-data)=
 # ## Molecules with hidden spans
 #
-# With the paper's masks the hidden symbols of a molecule tell each other a third
-# of a bit; hidden in spans of three, 2.6 bits ({ref}`chap-reading`). There an
-# ExLM that *grows* out of an MLM, with links inside spans only, ended below an
-# MLM of equal cost in all three runs of a pilot, by 0.45 to 0.69 of 11 bits. The
-# pilot also served to choose the settings, so it judges nothing. The study that
-# does is {ref}`planned <plan-links>` with five seeds; these are its primary
-# claims on molecules, as far as its runs have come:
+# With the paper's masks the hidden symbols of a molecule tell about each other a
+# third of a bit; hidden in spans of three, 2.6 bits ({ref}`chap-reading`). There an
+# ExLM that *grows* out of an MLM, with links inside spans only, ended below an MLM
+# of equal cost in all three runs of a pilot, by 0.45 to 0.69 of 11 bits. The pilot
+# also served to choose the settings, so it judges nothing. The study that does is
+# {ref}`planned <plan-links>` with five seeds; these are its primary claims on
+# molecules, as far as its runs have come:
 
 # %% tags=["nbval-ignore-output"]
 judged = verdicts(RESULTS)
@@ -748,9 +748,9 @@ assert paid["downstream"].max() < others["downstream"].max() - 5
 #   short trainings: a hint from three seeds. Late expansion makes a step cheaper,
 #   but does not change that.
 # - On molecules with the paper's masks the edges stay unused and an MLM of equal
-#   cost is ahead; the hidden symbols tell each other little. With spans hidden, a
-#   grown ExLM is half a bit of ten ahead at equal cost, in all planned runs that
-#   are done; two seeds are missing.
+#   cost is ahead; the hidden symbols tell about each other little. With spans
+#   hidden, a grown ExLM is half a bit of ten ahead at equal cost, in all planned
+#   runs that are done; two seeds are missing.
 # - Without start-up aids ExLM stays at the floor of an MLM at this size. Larger
 #   batches and wider layers do not replace the aids.
 # - 2D RoPE matters as soon as the number of masks changes. Training finds
