@@ -21,15 +21,12 @@ def load(path: Any) -> Any:
     model what predicts, see ``exlm_mini.hf.predictor.Predictor``."""
     from pathlib import Path
 
-    from exlm_mini.config.checks import naming_extras
+    from exlm_mini.reading.runs import fine_tuning
 
-    with naming_extras():
-        from exlm_mini.reading.runs import fine_tuning
+    if fine_tuning(Path(path)) is not None:
+        from exlm_mini.hf import load_predictor
 
-        if fine_tuning(Path(path)) is not None:
-            from exlm_mini.hf import load_predictor
+        return load_predictor(path)
+    from exlm_mini.reading.trained import load
 
-            return load_predictor(path)
-        from exlm_mini.reading.trained import load
-
-        return load(path)
+    return load(path)

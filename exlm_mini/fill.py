@@ -41,9 +41,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exlm_mini.config.checks import UserError
+from exlm_mini.config.checks import UserError, on_one_line
 from exlm_mini.config.options import command_parser
-from exlm_mini.data.tokenizer import MASK, Tokenizer, on_one_line, visible
+from exlm_mini.data.tokenizer import MASK, Tokenizer, visible
 from exlm_mini.reading.runs import SHIPPED, newest_run, shipped_for
 from exlm_mini.training.console import exit_code, say
 

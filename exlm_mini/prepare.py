@@ -8,8 +8,8 @@ r"""``python -m exlm_mini.prepare``: corpora of any size to packs that ``pretrai
     python -m exlm_mini.pretrain --recipe text-tiny \
         --data.pack corpora/wikipedia
 
-A source is the short name of a data set of the Hugging Face hub, hub:ID,CONFIG,SPLIT,COLUMN (the
-last three may be left out), or files: .txt .smi .csv .jsonl .parquet, each also .gz or .xz, and
+A source is the short name of a data set of the Hugging Face hub, hub:ID,CONFIG,SPLIT (the
+last two may be left out), or files: .txt .smi .csv .jsonl .parquet, each also .gz or .xz, and
 Uni-Mol's .lmdb. The same command continues where it was stopped, and its packs have the same bytes.
 The working files, in OUTPUT/.shards, take about as much space as the text until it ends.
 """
@@ -24,7 +24,7 @@ from typing import Any
 from exlm_mini.config import DataConfig
 from exlm_mini.config.checks import Seed, Threads, UserError
 from exlm_mini.config.options import given, of, settings_parser
-from exlm_mini.data.corpus import prepare
+from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.molecules import Cleaning
 from exlm_mini.data.sources import NAMED, check_sources, hub_set, kind_of, size_of
 from exlm_mini.training.console import exit_code, say
@@ -47,8 +47,6 @@ def _parser() -> Any:
     add("--dry-run", action="store_true", help="print sizes, read no more")
     add("--workers", type=of(Threads), default=len(os.sched_getaffinity(0)), metavar="N",
         help="processes; default: one per core")  # fmt: skip
-    add("--accept", action="append", default=[], metavar="NAME",
-        help="use a data set in spite of its licence caveat")  # fmt: skip
     add("--seed", type=of(Seed), default=1, metavar="N", help="of the split; default 1")
     add = parser.add_argument_group("molecules").add_argument
     add("--largest-fragment", action="store_true", help="drop the other ones")
@@ -66,7 +64,7 @@ def _data(arguments: Any) -> DataConfig:
     if settings["kind"] == "toy":
         raise UserError("data.kind toy is not read from anywhere; pretrain draws it by itself")
     data = DataConfig(**settings)
-    check_sources(data, arguments.accept)
+    check_sources(data)
     return data
 
 
@@ -105,9 +103,8 @@ def run(data: DataConfig, arguments: Any) -> None:
     output = _output(arguments)
     cleaning = Cleaning(arguments.largest_fragment, arguments.strip_stereo, arguments.canonical)
     with locked_directory(output, say):
-        corpus = prepare(
-            data, output, arguments.seed, cleaning=cleaning, accepted=arguments.accept,
-            num_workers=arguments.workers, report=say,
+        corpus = prepare_corpus(
+            data, output, arguments.seed, say, cleaning=cleaning, num_workers=arguments.workers
         )  # fmt: skip
     for pack in (corpus.train, corpus.validation):
         print(

@@ -162,17 +162,16 @@ def _command(argv: list[str]) -> int:
             "nothing is said of what to train; give a --recipe, smiles-tiny is a small one, or "
             "see --help"
         )
-    request = parse(argv)
-    config = request.config
-    if request.is_dry_run:
+    config, options = parse(argv)
+    if options.dry_run:
         from exlm_mini.reading.trained import open_checkpoint
         from exlm_mini.training.dry_run import dry_run
 
         source = config.train.start_from
         before = None if source is None else open_checkpoint(Path(source), say)
-        dry_run(config, request.num_devices, request.throughput, before)
+        dry_run(config, options.devices or 1, options.throughput, before)
         return 0
-    output = request.output
+    output = options.output
     if output is None and launched_rank() is not None:
         raise UserError(
             "under torchrun --output DIR is needed, so that a restart finds its checkpoints"
@@ -185,7 +184,7 @@ def _command(argv: list[str]) -> int:
             config,
             output or Path("runs") / f"{config.recipe}-{time.strftime('%Y%m%d-%H%M%S')}",
             engine,
-            request.minutes,
+            options.minutes,
         )
     except RuntimeError as error:  # otherwise unforeseen: the group cannot be left in order
         if not engine.has_lost_another(error):

@@ -24,8 +24,7 @@ from exlm_lab.downstream.metrics import evaluate
 from exlm_lab.downstream.settings import MAX_UNKNOWN, ReadingConfig, TuneConfig
 from exlm_lab.downstream.spans import Window, choose_answers, target, windows
 from exlm_lab.downstream.task import Examples, Splits, Task
-from exlm_mini.config.checks import UserError
-from exlm_mini.data.tokenizer import on_one_line
+from exlm_mini.config.checks import UserError, on_one_line
 from exlm_mini.reading.trained import Trained
 
 WINDOW_LENGTH, WINDOW_OVERLAP, MAX_QUESTION = 384, 128, 64

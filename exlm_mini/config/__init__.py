@@ -7,11 +7,10 @@ derived from this. Nothing here reads files or the command line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import field, is_dataclass, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
-from exlm_mini.config.checks import Effect, Seed, UserError, settings
+from exlm_mini.config.checks import Effect, Seed, UserError, fields_of, settings
 from exlm_mini.config.groups import (
     ENCODER_PRESETS,
     SPECIAL_TOKENS,
@@ -53,15 +52,11 @@ class RunConfig:
     """Of weights, order, masks, dropout."""
 
     def __post_init__(self) -> None:
-        if self.masking.strategy == "units" and self.data.kind == "toy":
+        strategy, kind = self.masking.strategy, self.data.kind
+        if (strategy, kind == "toy") in (("units", True), ("slots", False)):
             raise UserError(
-                "masking.strategy units needs data.kind text or smiles, not toy; the words of the "
-                "toy language do not belong together"
-            )
-        if self.masking.strategy == "slots" and self.data.kind != "toy":
-            raise UserError(
-                f"masking.strategy slots needs data.kind toy, not {self.data.kind}; only the toy "
-                "language has slots"
+                f"masking.strategy {strategy} has no meaning with data.kind {kind}; only the toy "
+                "language has slots, only text and smiles have units"
             )
 
     @property
@@ -111,10 +106,6 @@ class RunConfig:
         return length
 
 
-def settings_with(*effects: Effect, kind: Any = RunConfig, group: str = "") -> Iterator[str]:
-    """Dotted names of the settings, or whole groups, that have one of these effects."""
-    for name, setting in kind.__pydantic_fields__.items():
-        if not set(effects).isdisjoint(setting.metadata):
-            yield f"{group}{name}"
-        elif is_dataclass(setting.annotation):
-            yield from settings_with(*effects, kind=setting.annotation, group=f"{group}{name}.")
+def settings_with(*effects: Effect) -> list[str]:
+    """Dotted names of the settings that have one of these effects."""
+    return [name for name, setting in fields_of(RunConfig) if {*effects} & {*setting.metadata}]

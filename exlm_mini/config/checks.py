@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import wraps
@@ -29,9 +28,13 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
-        text = re.sub(r"(\S{100})\S{200,}(\S{20})", r"\1...\2", text)
+        text = re.sub(r"(\S{100})\S{200,}(\S{20})", r"\1...\2", on_one_line(message))
         super().__init__(text if len(text) <= 1000 else f"{text[:600]} ... {text[-300:]}")
+
+
+def on_one_line(text: str) -> str:
+    """Text with line ends and other unprintable characters escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 EXTRAS = {
@@ -51,55 +54,28 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
     return f"this needs the package {name}; pip install 'exlm-mini[{EXTRAS[name]}]'"
 
 
-@contextmanager
-def naming_extras() -> Iterator[None]:
-    """Context manager for code outside the commands that needs such a library.
-
-    Raises:
-        ModuleNotFoundError: if it is missing, with the command that installs it.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (line := missing_extra(error)) is None:
-            raise
-        raise ModuleNotFoundError(line, name=error.name) from None
-
-
 NEAR = 0.75
 """Least similarity of a typing mistake; ``predict`` and ``pretrain`` have 0.53."""
-
-
-def _likeness(name: str, known: str) -> float:
-    """Share of the letters that two names have in common, in order; 1 if they are the same.
-
-    Of dotted names the last parts may be alike: --steps is near --train.steps.
-    """
-    pairs = [(name, known), (name.rpartition(".")[2], known.rpartition(".")[2])]
-    return max(difflib.SequenceMatcher(None, a.lower(), b.lower()).ratio() for a, b in pairs)
 
 
 def nearest(
     name: str, known: Iterable[str], otherwise: str | None = None, sign: str = ""
 ) -> str:
-    """A clause that suggests the known names near a mistyped one, each after ``sign``.
+    """A clause that suggests the known name nearest to a mistyped one, after ``sign``.
 
-    If none is near: ``otherwise``, or a list of all known names.
+    Of dotted names the last parts may be alike: steps is near train.steps. If none is near:
+    ``otherwise``, or a list of all known names.
     """
-    known = list(known)
-    likeness = {one: _likeness(name, one) for one in known}
-    close = sorted(
-        (one for one in known if likeness[one] >= NEAR), key=lambda one: -likeness[one]
-    )
-    if close := close[:3]:
-        return f"did you mean {' or '.join(sign + one for one in close)}?"
+    known, last = list(known), name.rpartition(".")[2]
+    words = {word.lower(): one for one in known for word in (one.rpartition(".")[2], one)}
+    for asked in dict.fromkeys([name.lower(), last.lower()]):
+        for close in difflib.get_close_matches(asked, words, 1, NEAR):
+            return f"did you mean {sign}{words[close]}?"
     return otherwise or f"known: {', '.join(known)}"
 
 
 # ---- the types of settings ----
 
-LARGEST = 1e30
-"""A training step with larger numbers overflows single precision."""
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Natural = Annotated[int, Field(ge=0, lt=2**31)]
 """At least 0."""
@@ -107,8 +83,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 """NumPy takes no larger ones."""
 Threads = Annotated[int, Field(ge=1, le=1024)]
 """CPU threads or processes; a system that cannot start that many kills the program."""
-Positive = Annotated[float, Field(gt=0, lt=LARGEST)]
-NotNegative = Annotated[float, Field(ge=0, lt=LARGEST)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Below1 = Annotated[float, Field(ge=0, lt=1)]
 Between = Annotated[float, Field(gt=0, lt=1)]

@@ -7,7 +7,6 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from exlm_mini.config.checks import (
-    LARGEST,
     RARE,
     Below1,
     Between,
@@ -164,7 +163,7 @@ class DataConfig:
     """The small language with known entropies, text, or molecules."""
     source: tuple[str, ...] = ()
     """Files (.txt .smi .csv .jsonl .parquet, also .gz .xz, and Uni-Mol's .lmdb), a data set that
-    prepare --help names, or hub:ID,CONFIG,SPLIT,COLUMN of the Hugging Face hub; none: the embedded
+    prepare --help names, or hub:ID,CONFIG,SPLIT of the Hugging Face hub; none: the embedded
     data."""
     column: str | None = None
     """Column of a table or of the hub data set, case ignored; none: text or smiles."""
@@ -190,10 +189,10 @@ class DataConfig:
     """toy only: training sentences drawn."""
 
     def __post_init__(self) -> None:
-        if self.kind == "toy" and self.source:
+        if self.kind == "toy" and (self.source or self.tokenizer):
             raise UserError(
-                "data.source is set, but data.kind toy draws its own sentences; drop it, or take a "
-                "recipe of text or smiles"
+                "data.source or data.tokenizer is set, but data.kind toy draws its own sentences; "
+                "drop it, or take a recipe of text or smiles"
             )
 
 
@@ -261,11 +260,6 @@ class TrainConfig:
     """auto, cpu, cuda or cuda:N."""
 
     def __post_init__(self) -> None:
-        if self.learning_rate * self.weight_decay >= LARGEST:
-            raise UserError(
-                f"train.learning_rate {self.learning_rate:g} times train.weight_decay "
-                f"{self.weight_decay:g} must be below {LARGEST:g}; lower both"
-            )
         if self.grow_at and self.start_from is not None:
             raise UserError(
                 f"train.grow_at {self.grow_at:g} begins with an MLM and train.start_from "
@@ -276,26 +270,19 @@ class TrainConfig:
                 f"train.micro_batch_size {self.micro_batch_size} must divide train.batch_size "
                 f"{self.batch_size}"
             )
-        self._check_tokens()
-
-    def _check_tokens(self) -> None:
-        """Refuse batches that are counted both in rows and in tokens, or in neither."""
         micro, whole = self.micro_batch_tokens, self.batch_tokens
-        if whole is None:
-            if micro is not None:
-                raise UserError(
-                    f"train.micro_batch_tokens is {micro}, but batches are counted in rows; set "
-                    "train.batch_tokens too, or use train.micro_batch_size"
-                )
-            return
-        rows_default = type(self).__dataclass_fields__["batch_size"].default
-        for name, default in (("batch_size", rows_default), ("micro_batch_size", None)):
-            if getattr(self, name) != default:
-                raise UserError(
-                    f"train.{name} {getattr(self, name)} counts rows and train.batch_tokens "
-                    f"{whole} counts tokens; drop one (--train.batch_tokens null)"
-                )
-        if micro is not None and whole % micro:
+        if micro is not None and whole is None:
+            raise UserError(
+                f"train.micro_batch_tokens is {micro}, but batches are counted in rows; set "
+                "train.batch_tokens too, or use train.micro_batch_size"
+            )
+        rows = self.batch_size, self.micro_batch_size
+        if whole is not None and rows != (TrainConfig.batch_size, None):
+            raise UserError(
+                f"train.batch_size {rows[0]} and train.micro_batch_size {rows[1]} count rows, "
+                f"train.batch_tokens {whole} tokens; drop one (--train.batch_tokens null)"
+            )
+        if micro is not None and whole is not None and whole % micro:
             raise UserError(
                 f"train.micro_batch_tokens {micro} must divide train.batch_tokens {whole}"
             )

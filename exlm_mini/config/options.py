@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, get_args, get_origin
@@ -44,12 +45,6 @@ class Parser(argparse.ArgumentParser):
             help="show the traceback behind a mistake",
         )  # fmt: skip
 
-    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        # Python 3.11 drops the value of --option=-- and goes on with a list of none.
-        if action.option_strings and arg_strings == ["--"]:
-            self.error(f"argument {action.option_strings[0]}: -- is no value")
-        return super()._get_values(action, arg_strings)
-
     def error(self, message: str) -> NoReturn:
         """Raise ``UserError`` about a mistake."""
         message = " ".join(message.split())
@@ -64,9 +59,6 @@ class Parser(argparse.ArgumentParser):
 
 class _Formatter(argparse.HelpFormatter):
     """Wraps help to the terminal's width, except for indented lines, which are examples."""
-
-    def __init__(self, prog: str, *arguments: Any, **settings: Any) -> None:
-        super().__init__(prog, *arguments, **settings | {"max_help_position": 30})
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = text.strip("\n").split("\n\n")
@@ -93,7 +85,7 @@ def command_parser(command: str, text: str, **more: Any) -> Parser:
         prog=command,
         description=(first.partition("``: ")[2] or first).replace("``", ""),
         epilog=rest.replace(" ::", "::").replace("::", ":").replace("``", ""),
-        formatter_class=_Formatter,
+        formatter_class=partial(_Formatter, max_help_position=30),
         allow_abbrev=False,
         **more,
     )
@@ -196,14 +188,8 @@ class Request(NamedTuple):
     """What the command line asked for."""
 
     config: RunConfig
-    output: Path | None
-    is_dry_run: bool
-    num_devices: int = 1
-    """The number that --dry-run plans for."""
-    throughput: float | None = None
-    """With --dry-run: tokens per second of a device."""
-    minutes: float | None = None
-    """To train for, in place of the steps; fixed when a run starts."""
+    options: argparse.Namespace
+    """Those that are no settings."""
 
 
 def parse(argv: list[str]) -> Request:
@@ -222,15 +208,7 @@ def parse(argv: list[str]) -> Request:
     start = getattr(found, "from")
     # The recipe's own first stage is not needed then.
     before = {} if start is None else {"train.start_from": start, "train.grow_at": 0.0}
-    config = replaced(recipe, before | given(found))
-    return Request(
-        config,
-        found.output,
-        found.dry_run,
-        found.devices or 1,
-        found.throughput,
-        found.minutes,
-    )
+    return Request(replaced(recipe, before | given(found)), found)
 
 
 def _parser() -> Parser:

@@ -87,10 +87,6 @@ class TrainingBatches:
             row_B[of_epoch] = self._order(int(epoch))[place_B[of_epoch]]
         return row_B, epoch_B
 
-    def batch(self, step: int) -> MaskedBatch:
-        """All rows of a step as one batch, on the CPU."""
-        return _masked(self.pack, self.masker, *self.rows(step), step)
-
     def parts(self, step: int, rank: int = 0, world_size: int = 1) -> list[MaskedBatch]:
         """The micro-batches of a step that process ``rank`` works on, on the CPU."""
         size = self.micro_size or self.batch_size // world_size

@@ -5,28 +5,26 @@ A prepared corpus is a directory with these files::
     tokenizer.json      the tokenizer of both packs
     train.*             pack of the training rows (files as in packs)
     validation.*        pack of the held-out rows
-    corpus.json         its settings, sources, versions and packs, written last
+    corpus.json         its settings, versions, sources and packs, written last
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
 import shutil
-from collections.abc import Callable, Collection
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from exlm_mini import __version__
-from exlm_mini.config import DataConfig
+from exlm_mini.config import SPECIAL_TOKENS, DataConfig
 from exlm_mini.config.checks import UserError
+from exlm_mini.config.recipes import dotted, plain
 from exlm_mini.data.files import REMEDY, read_json, seal_of, sha256_of, write_json
 from exlm_mini.data.molecules import Cleaning, require_rdkit
-from exlm_mini.data.packs import Counts, Pack, framed_rows, write_pack
+from exlm_mini.data.packs import Pack, framed_rows, write_pack
 from exlm_mini.data.pipeline import PACKS, build_packs
 from exlm_mini.data.shards import Job
 from exlm_mini.data.sources import check_sources, open_sources
@@ -36,12 +34,6 @@ from exlm_mini.data.toy_grammars import grammar
 SHARDS = ".shards"
 """Working files of an unfinished corpus."""
 NUM_VALIDATION_SENTENCES = 4096
-LIBRARIES = {
-    "toy": ("numpy", "tokenizers"),
-    "text": ("numpy", "tokenizers"),
-    "smiles": ("numpy", "rdkit", "tokenizers"),
-}
-"""Libraries that the packs of a kind depend on."""
 
 
 class Corpus(NamedTuple):
@@ -59,76 +51,55 @@ def prepare_corpus(
     directory: str | Path,
     seed: int,
     report: Callable[[str], None] = lambda line: None,
-) -> Corpus:
-    """The corpus of a run: ``data.pack``, or what ``prepare`` makes of its settings.
-
-    A toy row is a sentence between [BOS] and [EOS] and ignores ``data.block_length``.
-    """
-    if data.pack is not None:
-        corpus = open_corpus(data.pack, data)
-        row_length = corpus.train.row_length
-        if data.kind == "text" and row_length != data.block_length:
-            report(
-                f"{data.pack} has rows of {row_length} tokens; data.block_length "
-                f"{data.block_length} is not used"
-            )
-        return corpus
-    return prepare(data, directory, seed, report=report)
-
-
-def prepare(
-    data: DataConfig,
-    directory: str | Path,
-    seed: int = 1,
     *,
     cleaning: Cleaning | None = None,
-    accepted: Collection[str] = (),
     num_workers: int = 1,
-    report: Callable[[str], None] = lambda line: None,
 ) -> Corpus:
-    """Make a corpus in a directory, resume making it, or open it if it is finished.
+    """Open ``data.pack``, or make a corpus, go on making it, or open it if it is finished.
 
-    Finished shards are kept when it fails, and the same call resumes from them.
+    Finished shards are kept when it fails, and the same call goes on from them. A toy row is a
+    sentence between [BOS] and [EOS] and ignores ``data.block_length``.
 
     Args:
         data: what to read and how to cut it.
         directory: empty, or left by an earlier call; for one process at a time.
         seed: of the split, and of sentences drawn from a grammar.
-        cleaning: of molecules; None: as they are.
-        accepted: named sets whose caveat the user accepts.
-        num_workers: processes; the packs do not depend on it.
         report: receives lines about the corpus.
+        cleaning: of molecules; None: as they are.
+        num_workers: processes; the packs do not depend on it.
     """
+    if data.pack is not None:
+        return open_corpus(data.pack, data)
     directory, cleaning = Path(directory), cleaning or Cleaning()
     if data.kind != "smiles" and cleaning != Cleaning():
         raise UserError(
             f"data.kind is {data.kind}; only molecules are cleaned, leave the options of cleaning "
             "out"
         )
-    settings = _settings(data, seed, cleaning)
+    settings = dotted({"seed": seed, "data": plain(data), "cleaning": plain(cleaning)})
     if (directory / "corpus.json").exists():
         _check_same(directory, settings)
-        corpus = open_corpus(directory, data)
-        report(f"{directory} already holds this corpus: {len(corpus.train):,} training rows")
+        report(f"{directory} already holds this corpus")
     else:
-        check_sources(data, accepted)
+        check_sources(data)
         if data.kind == "smiles":
             require_rdkit()
-        _begin(directory)
-        content: dict[str, Any] = {"settings": settings, "sources": []}
-        content["versions"] = versions(data.kind)
+        sources = open_sources(data)
+        files = {unit.name: unit.fingerprint for source in sources for unit in source.units}
+        if tokenizer := given_tokenizer(data):
+            files[str(data.tokenizer)] = tokenizer.sha256
+        content = {"settings": settings, "versions": _versions(data.kind), "files": files}
+        folder = _working_folder(directory, seal_of(content)[:16])
         if data.kind == "toy":
+            records = []
             _write_toy(data, seed, directory)
         else:
-            sources = open_sources(data)
-            units = [[unit.fingerprint for unit in source.units] for source in sources]
-            folder = _working_folder(directory / SHARDS, data, content, units)
             job = Job(data, seed, cleaning, num_workers, folder, report)
-            content["sources"] = build_packs(job, sources, directory)
-        _finish(directory, data, content)
-        corpus = open_corpus(directory, data)
+            records = build_packs(job, sources, directory)
+        packs = {name: Pack(directory / f"{name}.json").sha256 for name in PACKS}
+        write_json(directory / "corpus.json", {**content, "sources": records, "packs": packs})
     shutil.rmtree(directory / SHARDS, ignore_errors=True)
-    return corpus
+    return open_corpus(directory, data)
 
 
 def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
@@ -163,86 +134,50 @@ def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
     return Corpus(train, validation, tokenizer_path, data.kind)
 
 
-def versions(kind: str) -> dict[str, str]:
+def _versions(kind: str) -> dict[str, str]:
     """Versions of the software that the packs of a kind depend on."""
+    libraries = ("numpy", "tokenizers", "rdkit")[: 3 if kind == "smiles" else 2]
     own = {"exlm_mini": __version__, "python": platform.python_version()}
-    return own | {name: importlib.metadata.version(name) for name in LIBRARIES[kind]}
+    return own | {name: importlib.metadata.version(name) for name in libraries}
 
 
 def _write_toy(data: DataConfig, seed: int, directory: Path) -> None:
     """The packs of a grammar, whose sentences are drawn independently."""
     language = grammar(data.grammar)
-    tokenizer = given_tokenizer(data) or word_level(language.words)
-    words = tokenizer.encode_batch(language.words)
-    for word, ids in zip(language.words, words, strict=True):
-        if len(ids) != 1 or ids[0] == tokenizer.special_ids.unk:
-            raise UserError(
-                f"{data.tokenizer} lacks the word '{word}' of grammar {data.grammar}; set "
-                "data.tokenizer to none to make one"
-            )
+    tokenizer = word_level(language.words)
     tokenizer.save(directory / "tokenizer.json")
     sizes = (data.num_sentences, NUM_VALIDATION_SENTENCES)
     for stream, (name, num_sentences) in enumerate(zip(PACKS, sizes, strict=True)):
         sentences = language.sample(num_sentences, (seed, stream))
-        token_ids = np.array(words).reshape(-1)[sentences]
+        token_ids = sentences + len(SPECIAL_TOKENS)  # words stand behind them
         write_pack(
             directory / f"{name}.json",
             [framed_rows(token_ids, tokenizer.special_ids)],
             row_length=language.length + 2,
             tokenizer=tokenizer,
-            source=f"toy grammar {data.grammar}",
-            counts=Counts(documents=num_sentences, tokens=token_ids.size),
+            counts=Counter(documents=num_sentences, tokens=token_ids.size),
         )
 
 
 # ---- the directory ----
 
 
-def _settings(data: DataConfig, seed: int, cleaning: Cleaning) -> dict[str, Any]:
-    """Everything asked for, under dotted names, as JSON has it."""
-    groups = {"data": asdict(data), "cleaning": asdict(cleaning)}
-    plain = {f"{group}.{k}": v for group, values in groups.items() for k, v in values.items()}
-    return json.loads(json.dumps({"seed": seed, **plain}))
-
-
-def _begin(directory: Path) -> None:
-    """Make the directory; one with files that are not ours is refused."""
+def _working_folder(directory: Path, seal: str) -> Path:
+    """Make the directory, with a folder for the shards of the corpus of this seal alone; one with
+    files that are not ours is refused."""
     directory.mkdir(parents=True, exist_ok=True)
     foreign = sorted(p.name for p in directory.iterdir() if not p.name.startswith("."))
     if foreign and not (directory / SHARDS).is_dir():
         raise UserError(
             f"{directory} holds {foreign[0]} but no corpus.json; choose another directory"
         )
-    (directory / SHARDS).mkdir(exist_ok=True)
     for partial in directory.glob("*.partial"):  # left by a run that was killed
         partial.unlink()
-
-
-def _working_folder(
-    parent: Path, data: DataConfig, content: dict[str, Any], units: list[list[str]]
-) -> Path:
-    """The folder for the shards of a corpus; those of another corpus are removed.
-
-    Its name is a seal of everything that the shards depend on.
-    """
-    tokenizer = given_tokenizer(data)
-    sha256 = tokenizer and tokenizer.sha256
-    folder = parent / seal_of({**content, "units": units, "tokenizer": sha256})[:16]
-    for other in set(parent.iterdir()) - {folder}:
+    folder = directory / SHARDS / seal
+    folder.mkdir(parents=True, exist_ok=True)
+    for other in set(folder.parent.iterdir()) - {folder}:
         shutil.rmtree(other)
-    folder.mkdir(exist_ok=True)
     return folder
-
-
-def _finish(directory: Path, data: DataConfig, content: dict[str, Any]) -> None:
-    """Write corpus.json: a directory with one is complete."""
-    files = {
-        path: digest for one in content["sources"] for path, digest in one["sha256"].items()
-    }
-    if data.tokenizer:
-        files[data.tokenizer] = sha256_of(Path(data.tokenizer))
-    packs = {name: Pack(directory / f"{name}.json").sha256 for name in PACKS}
-    write_json(directory / "corpus.json", {**content, "files": files, "packs": packs})
 
 
 def _check_same(directory: Path, settings: dict[str, Any]) -> None:

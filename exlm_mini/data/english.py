@@ -5,8 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from exlm_mini.config.checks import UserError
-
 
 def embedded_english() -> Iterator[str]:
     """Python's reference manual, which comes with every CPython: about 50,000 words.
@@ -15,12 +13,8 @@ def embedded_english() -> Iterator[str]:
     line breaks. Sections that appear under two topics are used once. The text differs a little
     between Python versions.
     """
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        raise UserError(
-            "this Python has no pydoc_data, the embedded text; give a text with data.source"
-        ) from None
+    from pydoc_data.topics import topics
+
     seen: set[str] = set()
     for name in sorted(topics):
         for section in _sections(topics[name]):

@@ -12,7 +12,6 @@ import hashlib
 import json
 import lzma
 import os
-import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,35 +34,19 @@ DAMAGE = (
 
 
 @contextlib.contextmanager
-def _with_room_for(path: Path) -> Iterator[None]:
-    """Context of writing a file, which names it where the disk is full."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NO_SPACE:
-            raise
-        free = shutil.disk_usage(path.parent).free
-        raise UserError(
-            f"no space to write {path}, {free:,} bytes are free; make room or choose another "
-            "directory"
-        ) from None
-
-
-@contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file that gets its name only when it is completely on the disk."""
     # One per process: a worker of a killed command may write for a moment longer.
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with _with_room_for(path):
-        try:
-            with open(partial, "wb") as stream:
-                yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.rename(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
-        sync_directory(path.parent)
+    try:
+        with open(partial, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.rename(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_directory(path.parent)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -74,7 +57,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_synced(path: Path, data: bytes) -> None:
     """Write a file and wait until it is on the disk."""
-    with _with_room_for(path), open(path, "wb") as stream:
+    with open(path, "wb") as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
@@ -99,26 +82,19 @@ def reading(
     """Context of a parser at work on one file; our own code inside would hide its bugs.
 
     Args:
-        path: name of the file in the message.
+        path: name of the file, or of what else is read, in the message.
         remedy: end of the message.
         errors: what the parser raises besides ``DAMAGE``.
     """
     try:
         yield
-    except (UserError, BrokenPipeError):
+    except (UserError, BrokenPipeError, ModuleNotFoundError):
         raise
     except (*DAMAGE, errors) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            if error.errno in NO_SPACE:
-                raise
-            if isinstance(error, FileNotFoundError) and remedy == ANOTHER:
-                remedy = "give an existing path"
-            where = error.filename or path
-            raise UserError(f"cannot read {where} ({error.strerror}); {remedy}") from error
-        if isinstance(error, UnicodeDecodeError) and remedy == ANOTHER:
-            remedy = "save it as UTF-8"
         reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
-        raise UserError(f"{path} is damaged or of another kind ({reason}); {remedy}") from error
+        if isinstance(error, OSError) and error.errno is not None:
+            path, reason = error.filename or path, str(error.strerror)
+        raise UserError(f"cannot read {path} ({reason}); {remedy}") from error
 
 
 def refused(error: OSError) -> UserError:

@@ -157,23 +157,6 @@ def repeat_tokens(token_ids_BN: Tensor, num_copies: int) -> Tensor:
     return token_ids_BN.repeat_interleave(num_copies, dim=1)
 
 
-def corrupted_share(is_masked_Nk: Tensor) -> float:
-    """Share of tokens whose every copy is masked: ``s`` of Appendix C.
-
-    Args:
-        is_masked_Nk: bool, one row per token, one column per copy.
-    """
-    return is_masked_Nk.all(dim=1).double().mean().item()
-
-
-def corrupted_share_moments(
-    mask_ratio: float, num_copies: int, num_tokens: int
-) -> tuple[float, float]:
-    """Mean ``p^k`` and variance ``p^k (1 - p^k) / N`` of the corrupted share (Appendix C)."""
-    mean = mask_ratio**num_copies
-    return mean, mean * (1 - mean) / num_tokens
-
-
 @dataclass(frozen=True)
 class Masker:
     """Hides tokens of a batch according to the masking settings.
@@ -192,10 +175,6 @@ class Masker:
     units: Units | None = None
     """Finds what the strategy ``units`` hides together. A unit with more tokens than the row has
     masks does not count, so the first one drawn is hidden whole."""
-
-    def __post_init__(self) -> None:
-        if (self.masking.strategy == "units") != (self.units is not None):
-            raise ValueError("the strategy 'units', and no other, needs the units to mask")
 
     def __call__(
         self, token_ids_BN: Tensor, epoch_B: np.ndarray, sample_B: np.ndarray, step: int
@@ -236,7 +215,8 @@ class Masker:
             is_slot_N[list(self.slots)] = True
             return is_maskable_BN & is_slot_N
         count_B = num_masks(self.masking.mask_ratio, is_maskable_BN.sum(1), self.seed, step)
-        if self.units is not None:
+        if self.masking.strategy == "units":
+            assert self.units is not None
             rows = zip(token_ids_BN.tolist(), count_B.tolist(), strict=True)
             units_B = [self.units(row, count) for row, count in rows]
             noise_BN = unit_noise(units_B, token_ids_BN.shape[1], self.seed, epoch_B, sample_B)

@@ -1,7 +1,7 @@
 """Molecules as SMILES: the embedded ones, reading one with RDKit, and cleaning them.
 
 The 19 million molecules of the paper are single fragments without stereo marks, in canonical
-SMILES; raw collections are not. Every change is optional and counted.
+SMILES; raw collections are not. Every change is optional.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntFlag
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exlm_mini.config.checks import UserError
 from exlm_mini.data.text import file_documents, smiles_in
 
 MAX_CHARACTERS = 2000
@@ -22,16 +20,10 @@ MAX_RINGS = 100
 
 def embedded_molecules() -> Iterable[str]:
     """The 5,000 compounds of the National Cancer Institute that come with RDKit."""
-    require_rdkit()
     from rdkit import RDConfig
 
     path = Path(RDConfig.RDDataDir) / "NCI" / "first_5K.smi"
-    if not path.exists():
-        raise UserError(
-            f"this RDKit came without {path}; give molecules with data.source, or pip install "
-            "'exlm-mini[chem]'"
-        )
-    return file_documents(path, "smiles")
+    return (line.split()[0] for line in file_documents(path, "smiles"))
 
 
 def read_molecule(smiles: str, *options: Any) -> Any:
@@ -80,17 +72,6 @@ class Cleaning:
     """Write RDKit's canonical SMILES; otherwise an unchanged molecule keeps its spelling."""
 
 
-class Change(IntFlag):
-    """What was done to a molecule."""
-
-    FRAGMENTS_REMOVED = 1
-    STEREO_REMOVED = 2
-    RESPELLED = 4
-    """For any reason."""
-    REJECTED = 8
-    """By RDKit; it is in no pack."""
-
-
 class Molecule(NamedTuple):
     """A cleaned molecule."""
 
@@ -98,7 +79,6 @@ class Molecule(NamedTuple):
     """Decides the split: canonical SMILES, the same for all spellings; without cleaning, the
     SMILES as read."""
     spelling: str
-    changes: Change
 
 
 def clean(entry: str, cleaning: Cleaning) -> Molecule | None:
@@ -114,20 +94,18 @@ def clean(entry: str, cleaning: Cleaning) -> Molecule | None:
     molecule = None if text is None else read_molecule(text)
     if text is None or molecule is None:
         return None
-    changes = Change(0)
     if cleaning == Cleaning():
-        return Molecule(text, text, changes)
+        return Molecule(text, text)
+    is_changed = False
     if cleaning.largest_fragment and "." in text:
         fragments = Chem.GetMolFrags(molecule, asMols=True)
         if len(fragments) > 1:
-            molecule = max(fragments, key=_size)
-            changes |= Change.FRAGMENTS_REMOVED
+            molecule, is_changed = max(fragments, key=_size), True
     if cleaning.strip_stereo and any(mark in text for mark in "@/\\"):
         Chem.RemoveStereochemistry(molecule)
-        changes |= Change.STEREO_REMOVED
+        is_changed = True
     key = Chem.MolToSmiles(molecule)
-    spelling = key if changes or cleaning.canonical else text
-    return Molecule(key, spelling, changes | Change.RESPELLED * (spelling != text))
+    return Molecule(key, key if is_changed or cleaning.canonical else text)
 
 
 def _size(fragment: Any) -> tuple[int, float, str]:

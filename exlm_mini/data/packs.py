@@ -6,7 +6,7 @@ A pack NAME is two or three files of one directory::
                        vocabulary above 65,536
     NAME.offsets.bin   only for rows of different lengths: the start of each row, then the end
                        of the last, int64
-    NAME.json          shape, vocabulary, source, counts, and the sha256 of the files above
+    NAME.json          shape, vocabulary, counts, and the sha256 of the files above
 
 The side file is written last, so a pack with one is complete; a pack is verified when it is opened.
 Opening and reading need only numpy and torch.
@@ -18,8 +18,8 @@ included.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,32 +46,13 @@ class Rows(NamedTuple):
     lengths_R: np.ndarray
 
 
-@dataclass
-class Counts:
-    """What happened to the documents; filled while they are cut into rows."""
-
-    documents: int = 0
-    tokens: int = 0
-    """Of the documents, before they are cut."""
-    unknown_tokens: int = 0
-    dropped_documents: int = 0
-    """Longer than a row (molecules)."""
-    dropped_tokens: int = 0
-    """After the last full block (text)."""
-
-    def add(self, other: Counts) -> None:
-        """Add the counts of another part of the documents."""
-        for name, number in vars(other).items():
-            setattr(self, name, getattr(self, name) + number)
-
-
 def block_rows(
-    documents: Iterable[Rows], special_ids: SpecialIds, block_length: int, counts: Counts
+    documents: Iterable[Rows], special_ids: SpecialIds, block_length: int, counts: Counter[str]
 ) -> Iterator[Rows]:
     """Text as rows of equal length: documents joined by [SEP], cut, and framed by [BOS] and [EOS].
 
     Every block ends with [EOS], so that its graph ends in a boundary state, never in an ordinary
-    token. Tokens after the last full block are dropped and counted.
+    token. Tokens after the last full block are dropped and counted (``dropped_tokens``).
     """
     content = block_length - 2
     pending = np.empty(0, dtype=np.int64)
@@ -87,7 +68,7 @@ def block_rows(
         if num_rows:
             yield framed_rows(pending[: num_rows * content].reshape(-1, content), special_ids)
             pending = pending[num_rows * content :]
-    counts.dropped_tokens += len(pending)
+    counts["dropped_tokens"] += len(pending)
 
 
 def framed_rows(token_ids_RN: np.ndarray, special_ids: SpecialIds) -> Rows:
@@ -99,12 +80,13 @@ def framed_rows(token_ids_RN: np.ndarray, special_ids: SpecialIds) -> Rows:
 
 
 def molecule_rows(
-    documents: Iterable[Rows], special_ids: SpecialIds, block_length: int, counts: Counts
+    documents: Iterable[Rows], special_ids: SpecialIds, block_length: int, counts: Counter[str]
 ) -> Iterator[Rows]:
-    """One row per molecule, [BOS] ... [EOS]; longer ones than ``block_length`` are dropped."""
+    """One row per molecule, [BOS] ... [EOS]; longer ones than ``block_length`` are dropped
+    and counted (``dropped_documents``)."""
     for token_ids, lengths_D in documents:
         is_kept_D = lengths_D + 2 <= block_length
-        counts.dropped_documents += int((~is_kept_D).sum())
+        counts["dropped_documents"] += int((~is_kept_D).sum())
         lengths_R = lengths_D[is_kept_D]
         if not len(lengths_R):
             continue
@@ -125,8 +107,7 @@ def write_pack(
     *,
     row_length: int | None,
     tokenizer: Tokenizer,
-    source: str,
-    counts: Counts,
+    counts: Counter[str],
 ) -> int:
     """Write a pack, completely or not at all.
 
@@ -135,8 +116,7 @@ def write_pack(
         rows: read once; may fill ``counts`` on the way.
         row_length: length of every row; None: rows differ.
         tokenizer: of the ids; its [PAD] fills short rows in ``Pack.gather``.
-        source: of the rows, for the side file.
-        counts: for the side file.
+        counts: what happened to the documents, for the side file.
 
     Returns:
         Number of rows; if it is 0, nothing is written.
@@ -168,8 +148,7 @@ def write_pack(
         "vocab_size": tokenizer.vocab_size,
         "special_ids": tokenizer.special_ids._asdict(),
         "tokenizer_sha256": tokenizer.sha256,
-        "source": source,
-        "counts": asdict(counts),
+        "counts": counts,
         "sha256": [sha256_of(file) for file in files],
     }
     write_json(path, content)
@@ -197,8 +176,6 @@ class Pack:
         vocab_size: every id is below.
         special_ids: ids of the special tokens.
         tokenizer_sha256: of the tokenizer.json the ids belong to.
-        source: of the rows.
-        counts: what happened to the documents.
         sha256: of the content, rows and boundaries, independent of names of files.
     """
 
@@ -210,9 +187,6 @@ class Pack:
         self.vocab_size: int = header["vocab_size"]
         self.special_ids = SpecialIds(**header["special_ids"])
         self.tokenizer_sha256: str = header["tokenizer_sha256"]
-        self.source: str = header["source"]
-        self.counts = Counts(**header["counts"])
-        self._num_rows: int = header["num_rows"]
         for file, digest in zip(_binary_paths(self.path), header["sha256"], strict=False):
             if sha256_of(file) != digest:
                 raise UserError(f"{file} has changed since it was written; {REMEDY}")
@@ -221,13 +195,13 @@ class Pack:
         self._tokens = np.memmap(tokens_path, token_dtype(self.vocab_size), "r")
         if self.row_length is None:
             self._offsets = np.fromfile(offsets_path, OFFSET_DTYPE)
-            self.lengths_R = np.diff(self._offsets)
         else:
-            self.lengths_R = np.broadcast_to(np.int64(self.row_length), (self._num_rows,))
+            self._offsets = np.arange(header["num_rows"] + 1) * self.row_length
+        self.lengths_R = np.diff(self._offsets)
 
     def __len__(self) -> int:
         """Number of rows, R."""
-        return self._num_rows
+        return len(self.lengths_R)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the ids; its file lies beside the side file."""
@@ -248,13 +222,8 @@ class Pack:
 
         indices = np.asarray(indices, dtype=np.int64).reshape(-1)
         lengths_B = self.lengths_R[indices]
-        if self.row_length is not None:
-            token_ids_BN = self._tokens.reshape(len(self), -1)[indices].astype(np.int64)
-        else:
-            column_N = np.arange(lengths_B.max(initial=0))
-            is_token_BN = column_N < lengths_B[:, None]
-            place_BN = np.where(is_token_BN, self._offsets[indices, None] + column_N, 0)
-            token_ids_BN = np.where(
-                is_token_BN, self._tokens[place_BN].astype(np.int64), self.special_ids.pad
-            )
-        return torch.from_numpy(token_ids_BN), torch.from_numpy(lengths_B.copy())
+        column_N = np.arange(lengths_B.max(initial=0))
+        is_token_BN = column_N < lengths_B[:, None]
+        place_BN = np.where(is_token_BN, self._offsets[indices, None] + column_N, 0)
+        token_ids_BN = np.where(is_token_BN, self._tokens[place_BN], self.special_ids.pad)
+        return torch.from_numpy(token_ids_BN.astype(np.int64)), torch.from_numpy(lengths_B)

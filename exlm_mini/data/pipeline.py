@@ -11,19 +11,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from exlm_mini.config import DataConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import write_atomically
-from exlm_mini.data.molecules import Change
-from exlm_mini.data.packs import Counts, Rows, block_rows, molecule_rows, write_pack
-from exlm_mini.data.shards import SHARD_BYTES, Job, documents, hashes, shards_of, table_of
+from exlm_mini.data.packs import Rows, block_rows, molecule_rows, write_pack
+from exlm_mini.data.shards import (
+    SHARD_BYTES,
+    Job,
+    documents,
+    hashes,
+    rejected_in,
+    shards_of,
+    table_of,
+)
 from exlm_mini.data.sources import Source
 from exlm_mini.data.tokenizer import (
     Tokenizer,
@@ -46,51 +52,51 @@ NUM_PIECES = 1000
 """Unknown pieces of which the most frequent are shown."""
 
 
-class Part(NamedTuple):
-    """A source on its way to the packs."""
-
-    record: dict[str, Any]
-    """What became of its documents."""
-    shards: list[Path]
-
-
 def build_packs(job: Job, sources: list[Source], directory: Path) -> list[dict[str, Any]]:
     """Write the tokenizer and the packs of a corpus into a directory.
 
     Returns:
-        A record of each source: its facts, what was cleaned, and its rows in each pack.
+        A record of each source: its facts, and how many documents were read and rejected.
     """
-    parts = [_read(job, number, source) for number, source in enumerate(sources)]
-    shards = list(chain.from_iterable(part.shards for part in parts))
+    data, names = job.data, ", ".join(source.name for source in sources)
+    records, shards_of_source = [], []
+    for number, source in enumerate(sources):
+        shards_of_source.append(list(_shown(shards_of(job, number, source), "reading")))
+        records.append(_record(job, source, shards_of_source[-1]))
+    shards = list(chain.from_iterable(shards_of_source))
     bound = held_out_bound(
-        np.concatenate([hashes(shard) for shard in shards]), job.data.validation_share
+        np.concatenate([hashes(shard) for shard in shards]), data.validation_share
     )
     tokenizer = _tokenizer_for(job, shards, bound)
     tokenizer.save(directory / "tokenizer.json")
-    name_of_all = ", ".join(source.name for source in sources)
-    num_unknown = num_tokens = 0
+    cut = molecule_rows if data.kind == "smiles" else block_rows
+    total: Counter[str] = Counter()
     for name in PACKS:
-        counts = Counts()
+        counts: Counter[str] = Counter()
+        sides = (
+            _side(some, tokenizer, bound, name == "validation", counts)
+            for some in shards_of_source
+        )
         num_rows = write_pack(
             directory / f"{name}.json",
-            _rows(job.data, name, parts, tokenizer, bound, counts),
-            row_length=job.data.block_length if job.data.kind == "text" else None,
+            chain.from_iterable(
+                cut(side, tokenizer.special_ids, data.block_length, counts) for side in sides
+            ),
+            row_length=data.block_length if data.kind == "text" else None,
             tokenizer=tokenizer,
-            source=name_of_all,
             counts=counts,
         )
         if num_rows == 0:
-            raise UserError(_why_empty(job.data, name, name_of_all, counts))
-        line = f"{name}: {num_rows:,} rows, {counts.tokens:,} tokens"
-        if counts.dropped_documents:
-            line += f"; dropped: {counts.dropped_documents:,} of {counts.documents:,}, too long"
+            raise UserError(_why_empty(data, name, names, counts))
+        line = f"{name}: {num_rows:,} rows, {counts['tokens']:,} tokens"
+        if dropped := counts["dropped_documents"]:
+            line += f"; dropped: {dropped:,} of {counts['documents']:,}, too long"
         job.report(line)
-        num_unknown += counts.unknown_tokens
-        num_tokens += counts.tokens
-    if num_unknown > job.data.max_unknown * num_tokens:
-        why = _why_unknown(job.data, shards, tokenizer, num_unknown / num_tokens)
-        raise UserError(f"{name_of_all}: {why}")
-    return [part.record for part in parts]
+        total += counts
+    share = total["unknown_tokens"] / total["tokens"]
+    if share > data.max_unknown:
+        raise UserError(f"{names}: {_why_unknown(data, shards, tokenizer, share)}")
+    return records
 
 
 def _shown(shards: Iterable[Path], step: str) -> Iterable[Path]:
@@ -103,30 +109,25 @@ def _shown(shards: Iterable[Path], step: str) -> Iterable[Path]:
     )  # fmt: skip
 
 
-def _read(job: Job, number: int, source: Source) -> Part:
-    """The cleaned documents of a source; raises an error if RDKit rejects too many molecules."""
-    shards = list(_shown(shards_of(job, number, source), "reading"))
+def _record(job: Job, source: Source, shards: list[Path]) -> dict[str, Any]:
+    """What became of the documents of a source; an error if RDKit rejects too many of them."""
     num_read = sum(len(table_of(shard)) for shard in shards)
     if not num_read:
         raise UserError(f"{source.name} holds no documents; leave it out")
-    job.report(f"read {num_read:,} documents from {source.name}")
-    record = {"name": source.name, **source.facts, "documents_read": num_read}
-    if job.data.kind != "smiles":
-        return Part(record, shards)
-    changes = np.concatenate([table_of(shard)["changes"].to_numpy() for shard in shards])
-    done = {str(one.name).lower(): int((changes & one > 0).sum()) for one in Change}
-    words = [f"{n:,} {name.replace('_', ' ')}" for name, n in done.items() if n]
-    job.report(f"{source.name}: of {num_read:,} molecules {', '.join(words) or 'all are kept'}")
-    limit, share = job.data.max_rejected, done["rejected"] / num_read
+    line = f"read {num_read:,} documents from {source.name}"
+    if num_rejected := sum(table_of(shard)["hash"].null_count for shard in shards):
+        some = islice(chain.from_iterable(map(rejected_in, shards)), NUM_SHOWN)
+        line += f"; RDKit rejects {num_rejected:,}, such as "
+        line += ", ".join(repr(text[:80]) for text in some)
+    job.report(line)
+    limit, share = job.data.max_rejected, num_rejected / num_read
     if share > limit:
-        rejected = (documents(shard, are_rejected=True)["text"].to_pylist() for shard in shards)
-        some = ", ".join(repr(text[:80]) for text in islice(chain(*rejected), NUM_SHOWN))
         raise UserError(
-            f"{source.name}: RDKit rejects {done['rejected']:,} of {num_read:,} molecules "
-            f"({share:.2%}, data.max_rejected is {limit:.2%}), such as {some}; mend or remove "
-            "them, or raise data.max_rejected; text is read with data.kind text"
+            f"{line} ({share:.2%}, data.max_rejected is {limit:.2%}); mend or remove them, or "
+            "raise data.max_rejected; text is read with data.kind text"
         )
-    return Part({**record, "cleaning": done}, shards)
+    counts = {"documents_read": num_read, "rejected": num_rejected}
+    return {"name": source.name, **source.facts, **counts}
 
 
 def held_out_bound(hashes: np.ndarray, validation_share: float) -> np.uint64:
@@ -148,24 +149,16 @@ def _tokenizer_for(job: Job, shards: list[Path], bound: np.uint64) -> Tokenizer:
         return Tokenizer.load(path)
     if tokenizer is None:
         job.report("learning the tokenizer from the training documents")
-        share = LESSON_BYTES / max(sum(_lesson_bytes(shard, bound) for shard in shards), 1)
         learn = train_smiles if job.data.kind == "smiles" else train_byte_level_bpe
-        tokenizer = learn(_lessons(shards, bound, share), job.data.vocab_size)
+        tokenizer = learn(_lessons(shards, bound), job.data.vocab_size)
     write_atomically(path, tokenizer.definition)
     job.report(f"tokenizer: {tokenizer.vocab_size:,} tokens")
     return tokenizer
 
 
-def _lesson_bytes(shard: Path, bound: np.uint64) -> int:
-    """Text of the training documents."""
-    import pyarrow.compute
-
-    texts = documents(shard)["text"].filter(hashes(shard) > bound)
-    return pyarrow.compute.sum(pyarrow.compute.binary_length(texts)).as_py() or 0
-
-
-def _lessons(shards: list[Path], bound: np.uint64, share: float) -> Iterator[str]:
-    """About that share of the training documents, drawn by their hashes."""
+def _lessons(shards: list[Path], bound: np.uint64) -> Iterator[str]:
+    """Training documents: all, or a sample by their hashes of about ``LESSON_BYTES``."""
+    share = LESSON_BYTES / sum(shard.stat().st_size for shard in shards)
     for shard in shards:
         hash_D = hashes(shard)
         is_lesson_D = (hash_D > bound) & (hash_D % NUM_BUCKETS < share * NUM_BUCKETS)
@@ -188,44 +181,28 @@ def _why_unknown(
 # ---- packs ----
 
 
-def _rows(
-    data: DataConfig, name: str, parts: list[Part], tokenizer: Tokenizer, bound: np.uint64,
-    total: Counts,
-) -> Iterator[Rows]:  # fmt: skip
-    """Rows of one pack, source by source; counts them in ``total`` and in the records."""
-    cut = molecule_rows if data.kind == "smiles" else block_rows
-    num_rows = 0
-    for part in parts:
-        counts, start = Counts(), num_rows
-        side = _side(part, tokenizer, bound, name == "validation", counts)
-        for rows in cut(side, tokenizer.special_ids, data.block_length, counts):
-            num_rows += len(rows.lengths_R)
-            yield rows
-        part.record[name] = {"rows": [start, num_rows], **asdict(counts)}
-        total.add(counts)
-
-
 def _side(
-    part: Part, tokenizer: Tokenizer, bound: np.uint64, is_validation: bool, counts: Counts
+    shards: list[Path],
+    tokenizer: Tokenizer,
+    bound: np.uint64,
+    is_validation: bool,
+    counts: Counter[str],
 ) -> Iterator[Rows]:
     """The documents of a source that belong to a pack, a batch at a time."""
-    for shard in _shown(part.shards, "encoding"):
+    for shard in _shown(shards, "encoding"):
         table = documents(shard)
         is_mine_D = (table["hash"].to_numpy() <= bound) == is_validation
         for batch in table.filter(is_mine_D).to_batches(NUM_ENCODED):
             ids_D = tokenizer.encode_batch(batch["text"].to_pylist())
             token_ids = np.fromiter(chain.from_iterable(ids_D), np.int64)
-            counts.documents += len(ids_D)
-            counts.tokens += len(token_ids)
-            counts.unknown_tokens += int((token_ids == tokenizer.special_ids.unk).sum())
+            counts["documents"] += len(ids_D)
+            counts["tokens"] += len(token_ids)
+            counts["unknown_tokens"] += int((token_ids == tokenizer.special_ids.unk).sum())
             yield Rows(token_ids, np.fromiter(map(len, ids_D), np.int64))
 
 
-def _why_empty(data: DataConfig, name: str, source: str, counts: Counts) -> str:
+def _why_empty(data: DataConfig, name: str, source: str, counts: Counter[str]) -> str:
     why = "all its molecules are longer; raise it"
     if data.kind == "text":
-        why = (
-            f"it is too short, with {counts.tokens:,} tokens; lower it, give more text, or change "
-            "data.validation_share"
-        )
+        why = f"it has {counts['tokens']:,} tokens; lower it, or change data.validation_share"
     return f"{source} gives no {name} row of data.block_length {data.block_length}: {why}"

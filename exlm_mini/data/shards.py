@@ -9,10 +9,10 @@ Dimension key: D documents of a shard.
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -27,13 +27,13 @@ import numpy as np
 from exlm_mini.config import DataConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import whole_file, write_atomically
-from exlm_mini.data.molecules import Change, Cleaning, Molecule, clean
+from exlm_mini.data.molecules import Cleaning, Molecule, clean
 from exlm_mini.data.sources import Source, Unit
 
 SHARD_BYTES = 4_000_000
 """Text of a shard; a kill loses the work on one."""
 NUM_AT_ONCE = 1000
-"""Molecules that a process cleans at a time."""
+"""Documents that a process cleans at a time."""
 
 
 class Job(NamedTuple):
@@ -66,11 +66,16 @@ def shards_of(job: Job, number: int, source: Source) -> Iterator[Path]:
 
 def _read(job: Job, unit: Unit, limit: int | None, finished: Path) -> Iterator[Path]:
     """Make the shards of a unit that are not there yet."""
-    with _cleaner(job) as cleaned:
+    import pyarrow as pa
+
+    is_text = job.data.kind == "text"
+    clean_rows = partial(_rows, seed=job.seed, cleaning=None if is_text else job.cleaning)
+    with _each(1 if is_text else job.num_workers) as each:
         for place, texts in enumerate(_cut(islice(unit.documents(), limit))):
             shard = finished.with_name(f"{finished.stem}-{place:05d}.arrow")
             if not shard.exists():
-                write_table(shard, cleaned(texts))
+                some = (texts[i : i + NUM_AT_ONCE] for i in range(0, len(texts), NUM_AT_ONCE))
+                write_table(shard, pa.concat_tables(each(clean_rows, some)))
             yield shard
     write_atomically(finished, b"")
 
@@ -92,23 +97,14 @@ def _cut(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 @contextmanager
-def _cleaner(job: Job) -> Iterator[Callable[[list[str]], Any]]:
-    """From texts to the table of a shard; molecules are cleaned by ``num_workers`` processes."""
-    import pyarrow as pa
-
-    is_text = job.data.kind == "text"
-    rows = partial(_rows, seed=job.seed, cleaning=None if is_text else job.cleaning)
-    if is_text or job.num_workers == 1:
-        yield rows
+def _each(num_workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """``map``, over so many processes."""
+    if num_workers == 1:
+        yield map
         return
-
-    def cleaned(texts: list[str]) -> Any:
-        parts = (texts[i : i + NUM_AT_ONCE] for i in range(0, len(texts), NUM_AT_ONCE))
-        return pa.concat_tables(pool.map(rows, parts))
-
     try:
-        with ProcessPoolExecutor(job.num_workers, initializer=_begin_worker) as pool:
-            yield cleaned
+        with ProcessPoolExecutor(num_workers, initializer=_begin_worker) as pool:
+            yield pool.map
     except BrokenProcessPool:
         raise UserError(
             "a worker process died, perhaps for want of memory; the same command goes on (with "
@@ -116,22 +112,31 @@ def _cleaner(job: Job) -> Iterator[Callable[[list[str]], Any]]:
         ) from None
 
 
+def _begin_worker() -> None:
+    """A worker dies with its parent, which decides what Ctrl-C means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        parent.join()  # type: ignore[union-attr]
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _rows(texts: list[str], seed: int, cleaning: Cleaning | None) -> Any:
-    """``text``, ``hash`` and ``changes`` of documents; a rejected molecule stays as it was read."""
+    """``text`` and ``hash`` of documents; a rejected molecule has no hash."""
     import pyarrow as pa
 
     rows = [
-        Molecule(text, text, Change(0))
-        if cleaning is None
-        else clean(text, cleaning) or Molecule(text, text, Change.REJECTED)
-        for text in texts
+        Molecule(text, text) if cleaning is None else clean(text, cleaning) for text in texts
     ]
+    spellings = [
+        text if row is None else row.spelling for text, row in zip(texts, rows, strict=True)
+    ]
+    hashes = [None if row is None else hash_of(row.key, seed) for row in rows]
     return pa.table(
-        {
-            "text": pa.array([row.spelling for row in rows], pa.large_string()),
-            "hash": np.array([hash_of(row.key, seed) for row in rows], np.uint64),
-            "changes": np.array([row.changes for row in rows], np.uint8),
-        }
+        {"text": pa.array(spellings, pa.large_string()), "hash": pa.array(hashes, pa.uint64())}
     )
 
 
@@ -141,32 +146,24 @@ def hash_of(text: str, seed: int) -> int:
     return int.from_bytes(digest)
 
 
-def _begin_worker() -> None:
-    """A worker dies with its parent, which decides what Ctrl-C means."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = os.getppid()
-
-    # PR_SET_PDEATHSIG would kill it with the thread of the pool that started it.
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 # ---- shards on disk ----
 
 
-def documents(shard: Path, are_rejected: bool = False) -> Any:
-    """The kept documents of a shard, or the rejected ones: ``text``, ``hash``, ``changes``."""
+def documents(shard: Path) -> Any:
+    """``text`` and ``hash`` of the documents of a shard that are kept."""
     table = table_of(shard)
-    return table.filter((table["changes"].to_numpy() == Change.REJECTED) == are_rejected)
+    return table.filter(table["hash"].is_valid())
 
 
 def hashes(shard: Path) -> np.ndarray:
-    """Hashes of the kept documents, (D,)."""
+    """Of the documents that are kept, uint64 (D,)."""
     return documents(shard)["hash"].to_numpy()
+
+
+def rejected_in(shard: Path) -> list[str]:
+    """The molecules of a shard that RDKit does not read."""
+    table = table_of(shard)
+    return table["text"].filter(table["hash"].is_null()).to_pylist()
 
 
 def write_table(path: Path, table: Any) -> None:

@@ -9,10 +9,9 @@ licences are what the cards state, not advice.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
@@ -22,9 +21,9 @@ from typing import Any, NamedTuple
 from exlm_mini.config import DataConfig
 from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.english import embedded_english
-from exlm_mini.data.files import sha256_of
+from exlm_mini.data.files import reading, sha256_of
 from exlm_mini.data.molecules import embedded_molecules
-from exlm_mini.data.text import SUFFIXES, column_of, file_documents, suffix_of, table_documents
+from exlm_mini.data.text import SUFFIXES, column_of, file_documents, suffix_of
 
 EMBEDDED: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "text": ("the embedded English", embedded_english),
@@ -40,20 +39,13 @@ class HubSet:
     id: str
     config: str | None = None
     split: str = "train"
-    column: str | None = None
-    """None: the default column of the kind."""
     kind: str | None = None
     """text or smiles; None: either."""
     licence: str = "not known here; see the card of the data set"
     num_documents: float | None = None
     num_text_bytes: float | None = None
     """Approximate size of the column."""
-    rows_per_document: int | None = None
-    """Rows are pieces; this many make one document."""
-    heading: str | None = None
-    """Rows are lines; a line that matches begins a document."""
-    caveat: str | None = None
-    """Why a user has to confirm it with --accept."""
+    rows_per_document: int = 1
 
 
 NAMED = {
@@ -62,23 +54,12 @@ NAMED = {
         licence="CC BY-SA 3.0 and GFDL",
         num_documents=6_400_000, num_text_bytes=20_000_000_000,
     ),
-    "bookcorpus": HubSet(
+    # The name is all that asks for consent.
+    "bookcorpus-unlicensed": HubSet(
         "rojagtap/bookcorpus", kind="text",
-        licence="none stated; the authors licensed nothing",
+        licence="none: its authors were not asked, and the original was withdrawn",
         num_documents=74_004_228 // 1000, num_text_bytes=4_900_000_000,
-        rows_per_document=1000,  # rows are sentences, and where a book ends is not marked
-        caveat="BookCorpus has no licence: its authors were not asked, and the original was "
-        "withdrawn. The rows are lower-cased sentences",
-    ),
-    "wikitext-2": HubSet(
-        "Salesforce/wikitext", "wikitext-2-raw-v1", kind="text",
-        licence="CC BY-SA 3.0 and GFDL", num_documents=600, num_text_bytes=11_000_000,
-        heading=r"^ ?= [^=](.*[^=])? = ?$",
-    ),
-    "wikitext-103": HubSet(
-        "Salesforce/wikitext", "wikitext-103-raw-v1", kind="text",
-        licence="CC BY-SA 3.0 and GFDL", num_documents=28_500, num_text_bytes=540_000_000,
-        heading=r"^ ?= [^=](.*[^=])? = ?$",
+        rows_per_document=1000,  # lower-cased sentences; where a book ends is not marked
     ),
     "zinc": HubSet(
         "sagawa/ZINC-canonicalized", kind="smiles",
@@ -104,18 +85,18 @@ class Source(NamedTuple):
     name: str
     units: list[Unit]
     facts: dict[str, Any]
-    """Licence, and the ``sha256`` of its files or its revision, for the record of the corpus."""
+    """Licence and revision, for the record of the corpus."""
 
 
 def hub_set(word: str) -> HubSet | None:
-    """A data set by its short name, or as ``hub:ID[,CONFIG[,SPLIT[,COLUMN]]]``; None: a file."""
+    """A data set by its short name, or as ``hub:ID[,CONFIG[,SPLIT]]``; None: a file."""
     if not word.startswith(HUB_PREFIX):
         return NAMED.get(word)
     id, *rest = word.removeprefix(HUB_PREFIX).split(",")
-    if not id or len(rest) > 3:
-        raise UserError(f"'{word}' is no hub source; write hub:ID,CONFIG,SPLIT,COLUMN")
-    config, split, column = [part or None for part in [*rest, "", "", ""][:3]]
-    return HubSet(id, config, split or "train", column)
+    if not id or len(rest) > 2:
+        raise UserError(f"'{word}' is no hub source; write hub:ID,CONFIG,SPLIT")
+    config, split = [*rest, "", ""][:2]
+    return HubSet(id, config or None, split or "train")
 
 
 def kind_of(words: Iterable[str]) -> str | None:
@@ -128,30 +109,20 @@ def kind_of(words: Iterable[str]) -> str | None:
     return None
 
 
-def check_sources(data: DataConfig, accepted: Collection[str] = ()) -> None:
-    """Refuse an impossible source before anything is read.
-
-    Args:
-        data: ``source`` and ``kind``.
-        accepted: names of the sets whose caveat the user accepts.
-    """
+def check_sources(data: DataConfig) -> None:
+    """Refuse a ``source`` that cannot be, or not of this ``kind``, before anything is read."""
     for word in data.source:
-        hub, suffix = hub_set(word), suffix_of(Path(word))
-        if hub is None and suffix not in SUFFIXES:
+        suffix, kind = suffix_of(Path(word)), kind_of([word])
+        if hub_set(word) is None and suffix not in SUFFIXES:
             raise UserError(
                 f"the source '{word}' is no named data set and has no known suffix; "
                 f"{nearest(suffix or word, [*NAMED, *SUFFIXES])}"
             )
-        if hub is None and not Path(word).is_file():
+        if hub_set(word) is None and not Path(word).is_file():
             raise UserError(f"cannot read {word} (no such file); give an existing path")
-        if kind_of([word]) not in (None, data.kind):
+        if kind not in (None, data.kind):
             raise UserError(
-                f"{word} holds {kind_of([word])}, data.kind is {data.kind}; set it, or take a "
-                f"recipe of {kind_of([word])}"
-            )
-        if hub is not None and hub.caveat and word not in accepted:
-            raise UserError(
-                f"{hub.caveat}; to use it all the same, prepare it with --accept {word}"
+                f"{word} holds {kind}, data.kind is {data.kind}; set it, or take a recipe of {kind}"
             )
 
 
@@ -162,8 +133,8 @@ def open_sources(data: DataConfig) -> list[Source]:
         data: ``source`` (none: the embedded data), ``kind``, and ``column`` of tables.
     """
     if not data.source:
-        name, documents = EMBEDDED[data.kind]
-        return [Source(name, [Unit(name, name, documents)], {"sha256": {}})]
+        embedded = [EMBEDDED[data.kind]] if data.kind in EMBEDDED else []
+        return [Source(name, [Unit(name, name, documents)], {}) for name, documents in embedded]
     sources = []
     for is_hub, words in groupby(data.source, key=lambda word: hub_set(word) is not None):
         group = list(words)
@@ -171,7 +142,7 @@ def open_sources(data: DataConfig) -> list[Source]:
     return sources
 
 
-def _files(words: Iterable[str], data: DataConfig) -> Source:
+def _files(words: list[str], data: DataConfig) -> Source:
     units = [
         Unit(
             word,
@@ -180,11 +151,7 @@ def _files(words: Iterable[str], data: DataConfig) -> Source:
         )
         for word in words
     ]
-    facts = {
-        "licence": "that of the files",
-        "sha256": {unit.name: unit.fingerprint for unit in units},
-    }
-    return Source(", ".join(unit.name for unit in units), units, facts)
+    return Source(", ".join(words), units, {"licence": "that of the files"})
 
 
 class Size(NamedTuple):
@@ -225,19 +192,25 @@ def size_of(word: str, data: DataConfig) -> Size:
 def _hub_source(word: str, data: DataConfig) -> Source:
     hub = hub_set(word)
     assert hub is not None
-    column = hub.column or column_of(data.kind, data.column)
-    with reaching(hub.id):
+    column = data.column or data.kind
+    with _reaching(hub.id):
         revision = _revision(hub.id)
         stream = _stream(hub, revision)
         num_units = stream.num_shards
     units = []
     for i in range(num_units):
-        content = [hub.id, hub.config, hub.split, column, revision, i]
+        content = repr([hub.id, hub.config, hub.split, column, revision, i])
         documents = partial(_hub_documents, hub, revision, column, i)
-        name = f"{word} part {i + 1} of {num_units}"
-        units.append(Unit(name, repr(content), documents))
-    facts = {"licence": hub.licence, "revision": revision, "sha256": {}}
-    return Source(word, units, facts)
+        units.append(Unit(f"{word} part {i + 1} of {num_units}", content, documents))
+    return Source(word, units, {"licence": hub.licence, "revision": revision})
+
+
+def _reaching(id: str) -> AbstractContextManager[None]:
+    """Context manager for access to the hub, whose libraries raise a dozen kinds of errors."""
+    remedy = (
+        "check its name, configuration and split, and the network; the same command goes on"
+    )
+    return reading(f"the hub data set {id}", remedy, Exception)
 
 
 def _revision(id: str) -> str:
@@ -263,42 +236,12 @@ def _stream(hub: HubSet, revision: str) -> Any:
 
 def _hub_documents(hub: HubSet, revision: str, column: str, unit: int) -> Iterator[str]:
     """Documents of one unit."""
-    with reaching(hub.id):
+    rows = column_of(_hub_rows(hub, revision, unit), f"hub data set {hub.id}", column)
+    while some := list(islice(rows, hub.rows_per_document)):
+        yield "\n".join(filter(None, map(str.strip, some)))
+
+
+def _hub_rows(hub: HubSet, revision: str, unit: int) -> Iterator[dict[str, Any]]:
+    with _reaching(hub.id):
         stream = _stream(hub, revision)
-        stream = stream.shard(stream.num_shards, unit)
-    guard = partial(reaching, hub.id)
-    return _grouped(table_documents(stream, f"hub data set {hub.id}", column, guard), hub)
-
-
-def _grouped(rows: Iterator[str], hub: HubSet) -> Iterator[str]:
-    """Documents made of rows: each row, a fixed number of rows, or from heading to heading."""
-    if hub.rows_per_document:
-        while group := list(islice(rows, hub.rows_per_document)):
-            yield "\n".join(row.strip() for row in group if row.strip())
-    elif hub.heading:
-        heading = re.compile(hub.heading)
-        document: list[str] = []
-        for row in (row.rstrip() for row in rows):
-            if heading.match(row) and document:
-                yield "\n".join(document)
-                document = []
-            if row:
-                document.append(row)
-        yield "\n".join(document)
-    else:
-        yield from rows
-
-
-@contextlib.contextmanager
-def reaching(id: str) -> Iterator[None]:
-    """Context manager for access to the hub, whose libraries raise a dozen kinds of errors."""
-    try:
-        yield
-    except (UserError, ModuleNotFoundError):
-        raise
-    except Exception as error:
-        reason = next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
-        raise UserError(
-            f"cannot read the hub data set {id} ({reason}); check its name, configuration and "
-            "split, and the network; the same command goes on"
-        ) from error
+        yield from stream.shard(stream.num_shards, unit)

@@ -17,14 +17,14 @@ All but the last may be compressed (``.txt.gz``, ``.smi.xz``, ...). Text must be
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
+import json
 import lzma
-import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
-from functools import partial
-from itertools import chain, count, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,7 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 from exlm_mini.data.unimol import lmdb_rows
 
-TABLES = {".csv": "csv", ".jsonl": "json", ".parquet": "parquet"}
-"""Formats of tables, and their readers in ``datasets``."""
+TABLES = (".csv", ".jsonl", ".parquet")
 SUFFIXES = (".txt", ".smi", *TABLES, ".lmdb")
 COMPRESSIONS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
@@ -41,10 +40,6 @@ NUM_LINES_SEARCHED = 10_000
 """Lines of a .txt file searched for a blank one."""
 NUM_ROWS_BATCH = 1000
 NUM_COLUMNS_SHOWN = 20
-_LABELS = re.compile(r"\$[^$]*\$|\([^)]*\)")
-"""Names and coordinates of atoms in a CXSMILES extension."""
-_CHEMISTRY = re.compile(r"[|,]\s*(\^\d|[CHm]:|LN:|Sg:)")
-"""Radicals, bonds, positions of substituents and repeats in one."""
 
 
 def document(value: object, kind: str, where: str) -> str:
@@ -74,41 +69,28 @@ def document(value: object, kind: str, where: str) -> str:
 
 
 def smiles_in(text: str) -> str | None:
-    """The SMILES of a text: its first field. What follows is a name or a CXSMILES extension.
-
-    None if what follows cannot be left out: another line, a mask, or an extension with radicals,
-    bonds, positions or repeats that the SMILES lacks.
-    """
+    """The SMILES of a text: its first field, before a name. None if another line follows, or a
+    mask."""
     smiles, *rest = text.split(maxsplit=1) or [""]
-    behind = "".join(rest)
-    extension = _LABELS.sub("", behind) if behind.startswith("|") else ""
-    is_unclear = len(text.strip().splitlines()) > 1 or "[MASK]" in behind
-    return None if is_unclear or _CHEMISTRY.search(extension) else smiles
+    is_unclear = len(text.strip().splitlines()) > 1 or "[MASK]" in "".join(rest)
+    return None if is_unclear else smiles
 
 
 def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator[str]:
     """Documents of one file, without surrounding white space; blank ones are skipped.
 
     Args:
-        kind: text or smiles.
-        column: of a table; none: see ``column_of``.
+        kind: text or smiles. A molecule stays a whole line or cell, see ``smiles_in``.
+        column: of a table; none: named like the kind, in Uni-Mol's files "smi".
     """
-    suffix = suffix_of(path)
-    is_smiles = kind == "smiles" or suffix == ".smi"
-    if suffix in TABLES:
-        documents: Iterable[str] = _table(path, TABLES[suffix], column_of(kind, column))
-    elif suffix == ".lmdb":
-        documents = _entries(path, column or "smi")
-    else:
-        documents = _lines(path) if is_smiles else _paragraphs(path)
-    for text in filter(None, map(str.strip, documents)):
-        # What is not one molecule stays whole, for ``clean`` to reject.
-        yield (smiles_in(text) if is_smiles else None) or text
-
-
-def column_of(kind: str, column: str | None) -> str:
-    """The column of a table that holds the documents: the named one, or "text" or "smiles"."""
-    return column or kind
+    suffix, rows = suffix_of(path), _rows(path)
+    if suffix == ".lmdb":
+        rows = column_of(rows, str(path), column or "smi")
+    elif suffix in TABLES:
+        rows = column_of(rows, str(path), column or kind)
+    elif kind != "smiles":
+        rows = _paragraphs(rows)
+    return filter(None, map(str.strip, rows))
 
 
 def suffix_of(path: Path) -> str:
@@ -119,30 +101,44 @@ def suffix_of(path: Path) -> str:
 
 def open_decompressed(path: Path) -> io.BufferedReader:
     """The decompressed bytes of a file."""
-    with reading(path):
-        return io.BufferedReader(COMPRESSIONS.get(path.suffix.lower(), open)(path, "rb"))
+    return io.BufferedReader(COMPRESSIONS.get(path.suffix.lower(), open)(path, "rb"))
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _rows(path: Path) -> Iterator[Any]:
+    """Lines of a file, or the rows of a table as dicts."""
+    suffix = suffix_of(path)
+    with reading(path, errors=csv.Error), open_decompressed(path) as stream:
+        if suffix == ".lmdb":
+            yield from lmdb_rows(path)
+        elif suffix == ".parquet":
+            import pyarrow.parquet
+
+            for batch in pyarrow.parquet.ParquetFile(stream).iter_batches(NUM_ROWS_BATCH):
+                yield from batch.to_pylist()
+        elif suffix == ".jsonl":
+            yield from map(json.loads, filter(str.strip, _lines(path, stream)))
+        elif suffix == ".csv":
+            csv.field_size_limit(sys.maxsize)
+            yield from csv.DictReader(_lines(path, stream), strict=True)
+        else:
+            yield from _lines(path, stream)
+
+
+def _lines(path: Path, stream: Iterable[bytes]) -> Iterator[str]:
     """Lines of a UTF-8 file, line ends included."""
-    with open_decompressed(path) as stream:
-        for number in count(1):
-            with reading(path):
-                raw = stream.readline()
-            if not raw:
-                return
-            try:
-                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"{path} line {number} is not UTF-8 text ({error}); convert it, such as "
-                    "with iconv -f latin1 -t utf-8"
-                ) from None
+    for number, raw in enumerate(stream, start=1):
+        try:
+            yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{path} line {number} is not UTF-8 text ({error}); convert it, such as with "
+                "iconv -f latin1 -t utf-8"
+            ) from None
 
 
-def _paragraphs(path: Path) -> Iterator[str]:
+def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
     """Documents of a .txt file: see the table at the top."""
-    lines = (line.rstrip() for line in _lines(path))
+    lines = map(str.rstrip, lines)
     head = list(islice(lines, NUM_LINES_SEARCHED))
     has_blank_line = "" in "\n".join(head).strip().split("\n")
     document: list[str] = []
@@ -155,81 +151,27 @@ def _paragraphs(path: Path) -> Iterator[str]:
     yield "\n".join(document)
 
 
-# ---- tables ----
-
-
-def _table(path: Path, reader: str, column: str) -> Iterator[str]:
-    """One column of a file."""
-    import datasets
-
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what is wrong we say ourselves
-    guard = partial(reading, path, errors=datasets.exceptions.DatasetsError)
-    options: dict[str, Any] = {}
-    if reader == "csv":  # numbers and words such as NA stay as they are written
-        import pandas
-
-        with guard():
-            names = list(map(str, pandas.read_csv(path, nrows=0)))
-        column = _column_among(names, str(path), column)
-        options = {"converters": {column: str}, "keep_default_na": False}
-    with guard():
-        stream = datasets.load_dataset(
-            reader, data_files=str(path), split="train", streaming=True, **options
-        )
-    return table_documents(stream, str(path), column, guard)
-
-
-def table_documents(
-    stream: Any, source: str, column: str, guard: Callable[[], AbstractContextManager[None]]
-) -> Iterator[str]:
-    """One column of a streamed data set; a missing value is a blank document.
+def column_of(rows: Iterable[Any], source: str, column: str) -> Iterator[str]:
+    """One column of a table; a missing value is passed over.
 
     Args:
-        stream: a ``datasets.IterableDataset``.
-        source: its name in messages.
-        column: holds text.
-        guard: the context in which the stream is read.
+        rows: dicts.
+        source: name of the table in messages.
+        column: holds text; one that differs in case alone is taken if there is no other.
     """
-    with guard():
-        if stream.column_names is not None:
-            column = _column_among(stream.column_names, source, column)
-            stream = stream.select_columns([column])
-        batches = stream.iter(batch_size=NUM_ROWS_BATCH)
-    while True:
-        with guard():
-            batch = next(batches, None)
-        if batch is None:
-            return
-        column = _column_among(list(batch), source, column)
-        for value in batch[column]:
-            yield _text_of(source, column, value)
-
-
-def _entries(path: Path, column: str) -> Iterator[str]:
-    """One field of the entries of an LMDB file."""
-    for where, row in lmdb_rows(path):
-        yield _text_of(where, column, row[_column_among(list(map(str, row)), where, column)])
-
-
-def _column_among(names: list[str], source: str, column: str) -> str:
-    """The column of this name; without one, the only one that differs in case alone."""
-    alike = [name for name in names if name.lower() == column.lower()]
-    if column in names or len(alike) == 1:
-        return column if column in names else alike[0]
-    shown = ", ".join(" ".join(name.split()) for name in names[:NUM_COLUMNS_SHOWN])
-    more = ", ..." if len(names) > NUM_COLUMNS_SHOWN else ""
-    raise UserError(
-        f"{source} has no column '{column}'; set data.column to one of: {shown}{more}"
-    )
-
-
-def _text_of(source: str, column: str, value: object) -> str:
-    """A value of a table as a document."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise UserError(
-            f"{source}: column '{column}' holds {type(value).__name__}, not text; set data.column "
-            "to a column of text"
-        )
-    return value
+    name = None
+    for number, row in enumerate(rows, start=1):
+        where = f"{source} row {number}"
+        if not isinstance(row, dict) or None in row:  # fields without a name
+            raise UserError(f"{where} is {row!r}, without a name for each field; mend it")
+        if name is None:
+            names = [*map(str, row)]
+            alike = [one for one in names if one.lower() == column.lower()]
+            if column not in alike and len(alike) != 1:
+                raise UserError(
+                    f"{source} has no column '{column}'; set data.column to one of: "
+                    f"{', '.join(names[:NUM_COLUMNS_SHOWN])}"
+                )
+            name = column if column in alike else alike[0]
+        if (value := row.get(name)) is not None:
+            yield document(value, "text", f"{where}, column '{name}',")

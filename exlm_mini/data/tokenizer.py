@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from exlm_mini.config import SPECIAL_TOKENS, DataConfig, SpecialIds
-from exlm_mini.config.checks import UserError
+from exlm_mini.config.checks import UserError, on_one_line
 from exlm_mini.data.files import read_bytes, write_atomically
 
 PAD, BOS, EOS, UNK, SEP, MASK = SPECIAL_TOKENS
@@ -27,11 +27,8 @@ SMILES_SYMBOL = (
 )
 """One symbol of a SMILES string (Schwaller et al. 2018, "Found in Translation")."""
 
-NUM_BYTES = 256
 _LONG_WORD = re.compile(r"(\w{1000}|\s{1000}|[^\w\s]{1000})")
 """Cuts long words for training byte-level BPE, whose time grows with the square of their length."""
-TOKENIZER_KINDS = {"toy": "words", "text": "text", "smiles": "smiles"}
-"""Kind of tokenizer by kind of data."""
 TRAIN_ONE = "give a tokenizer.json, or none to train one"
 
 
@@ -59,7 +56,7 @@ class Tokenizer:
                 f"{source} lacks the special token {SPECIAL_TOKENS[found.index(None)]}; add "
                 f"{', '.join(SPECIAL_TOKENS)} to its vocabulary, or give none to train one"
             )
-        self._inner = inner
+        self._inner: Any = inner
         self.definition = definition
         self.special_ids = SpecialIds(*found)
         self._structural_ids = frozenset(self.special_ids) - {self.special_ids.unk}
@@ -121,17 +118,8 @@ class Tokenizer:
         return self._inner.decode([int(i) for i in token_ids], skip_special_tokens=False)
 
     def token(self, token_id: int) -> str:
-        """The vocabulary entry of an id, as stored ("Ġcat" for " cat" in byte-level BPE).
-
-        Raises:
-            ValueError: if the vocabulary has no such id.
-        """
-        token = self._inner.id_to_token(token_id) if token_id >= 0 else None
-        if token is None:
-            raise ValueError(
-                f"no token has id {token_id}; the vocabulary has {self.vocab_size}"
-            )
-        return token
+        """The vocabulary entry of an id, as stored ("Ġcat" for " cat" in byte-level BPE)."""
+        return str(self._inner.id_to_token(token_id))
 
     def _as_text(self, token_ids: list[int]) -> list[int]:
         """Ids with structural tokens turned into [UNK].
@@ -148,11 +136,10 @@ def given_tokenizer(data: DataConfig) -> Tokenizer | None:
     if data.tokenizer is None:
         return None
     tokenizer = Tokenizer.load(data.tokenizer)
-    want = TOKENIZER_KINDS[data.kind]
-    if tokenizer.kind != want:
+    if tokenizer.kind != data.kind:
         raise UserError(
-            f"{data.tokenizer} is a tokenizer of kind {tokenizer.kind}, data.kind {data.kind} "
-            f"needs {want}; give another or none to train one"
+            f"{data.tokenizer} is a tokenizer of kind {tokenizer.kind}, data.kind is {data.kind}; "
+            "give another or none to train one"
         )
     return tokenizer
 
@@ -165,14 +152,8 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
     Args:
         texts: the training documents.
-        vocab_size: tokens to reach, including the special tokens and the 256 bytes.
+        vocab_size: wanted tokens; the special tokens and the 256 bytes are always there.
     """
-    least = NUM_BYTES + len(SPECIAL_TOKENS)
-    if vocab_size < least:
-        raise UserError(
-            f"data.vocab_size is {vocab_size}; byte-level BPE needs at least {least}, "
-            f"{NUM_BYTES} bytes and {len(SPECIAL_TOKENS)} special tokens"
-        )
     import tokenizers
 
     inner = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -235,11 +216,6 @@ def visible(tokenizer: Tokenizer, token_id: int) -> str:
     return on_one_line(text.replace(" ", "\u2423"))  # open box
 
 
-def on_one_line(text: str) -> str:
-    """Text with line ends and other unprintable characters escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def _word_lookup(words: list[str], pre_tokenizer: Any, decoder: Any) -> Tokenizer:
     """A tokenizer that looks each piece up in a list of words."""
     import tokenizers
@@ -254,8 +230,8 @@ def _word_lookup(words: list[str], pre_tokenizer: Any, decoder: Any) -> Tokenize
 
 
 def _kind(definition: dict) -> str:
-    """ "smiles", "words" or "text", read off a tokenizer's definition."""
+    """Of the data, read off a tokenizer's definition: smiles, text or toy."""
     if definition["model"].get("type") != "WordLevel":
         return "text"
     pre_tokenizer = definition.get("pre_tokenizer") or {}
-    return "smiles" if pre_tokenizer.get("type") == "Split" else "words"
+    return "smiles" if pre_tokenizer.get("type") == "Split" else "toy"

@@ -43,18 +43,6 @@ class Position:
     latents: tuple[str, ...] = ()
 
 
-class Joint(NamedTuple):
-    """The distribution over the masked words in one context that depend on a latent.
-
-    ``word_ids_CM`` lists the combinations of nonzero probability over ``positions_M``;
-    ``probability_C`` sums to 1.
-    """
-
-    positions_M: np.ndarray
-    word_ids_CM: np.ndarray
-    probability_C: np.ndarray
-
-
 @dataclass(frozen=True, eq=False)
 class Grammar:
     """A language of sentences of one length with exactly known probabilities.
@@ -120,23 +108,6 @@ class Grammar:
 
     # ---- probabilities of sentences ----
 
-    def log_probability(
-        self, word_ids_SN: np.ndarray, is_kept_N: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Log-probability of sentences, or of the kept words, summed over all others.
-
-        Args:
-            word_ids_SN: word ids, (S, N); words that are not kept are not read.
-            is_kept_N: bool; none: every word.
-
-        Returns:
-            (S,) in nats; ``-inf`` for what the grammar cannot say.
-        """
-        is_kept_N = np.ones(self.length, bool) if is_kept_N is None else is_kept_N
-        weight_SZ = self._weight(np.asarray(word_ids_SN), is_kept_N)
-        with np.errstate(divide="ignore"):
-            return np.log(weight_SZ.sum(axis=1))
-
     def marginals(self, sentence_N: np.ndarray, is_masked_N: np.ndarray) -> np.ndarray:
         """The predictions of a perfect masked language model: each masked word on its own.
 
@@ -150,22 +121,6 @@ class Grammar:
         """
         posterior_Z = self._posterior(sentence_N, is_masked_N)
         return posterior_Z @ self.word_probability_NZV[is_masked_N]
-
-    def joint(self, sentence_N: np.ndarray, is_masked_N: np.ndarray) -> Joint:
-        """The exact distribution over the masked words of one sentence, together.
-
-        Masked words that no latent drives are left out: they are independent of everything.
-        Arguments as in ``marginals``. Combinations are grown position by position and dropped
-        as soon as no latent value allows them, so the cost is that of the possible ones.
-        """
-        posterior_Z = self._posterior(sentence_N, is_masked_N)
-        driven = [n for n in self.slots if is_masked_N[n]]
-        index_CM, weight_CZ = _combinations(
-            posterior_Z, [self._tables[n].probability_ZW for n in driven]
-        )
-        columns = [self._tables[n].word_ids_W[index_CM[:, m]] for m, n in enumerate(driven)]
-        word_ids_CM = np.stack(columns, axis=1) if driven else index_CM
-        return Joint(np.array(driven, dtype=np.int64), word_ids_CM, weight_CZ.sum(axis=1))
 
     # ---- entropies, averaged over contexts ----
 
@@ -217,16 +172,11 @@ class Grammar:
 
     # ---- steps of the computations above ----
 
-    def _weight(self, word_ids_SN: np.ndarray, is_kept_N: np.ndarray) -> np.ndarray:
-        """P(latents, kept words), (S, Z)."""
-        weight_SZ = np.broadcast_to(self._prior_Z, (len(word_ids_SN), self._prior_Z.size))
-        for n in np.flatnonzero(is_kept_N):
-            weight_SZ = weight_SZ * self.word_probability_NZV[n].T[word_ids_SN[:, n]]
-        return weight_SZ
-
     def _posterior(self, sentence_N: np.ndarray, is_masked_N: np.ndarray) -> np.ndarray:
         """P(latents | visible words), (Z,)."""
-        weight_Z = self._weight(np.asarray(sentence_N)[None], ~is_masked_N)[0]
+        weight_Z = self._prior_Z
+        for n in np.flatnonzero(~is_masked_N):
+            weight_Z = weight_Z * self.word_probability_NZV[n, :, sentence_N[n]]
         if not weight_Z.any():
             raise ValueError(f"the visible words are no sentence of the grammar {self.name}")
         return weight_Z / weight_Z.sum()
@@ -235,7 +185,10 @@ class Grammar:
         """Entropy of the words at the kept positions, in bits."""
         kept = [self._classes[n] for n in np.flatnonzero(is_kept_N)]
         driven = [c.likelihood_ZK for c in kept if c.likelihood_ZK.shape[1] > 1]
-        _, weight_CZ = _combinations(self._prior_Z, driven)
+        weight_CZ = self._prior_Z[None]
+        for likelihood_ZK in driven:  # combinations of nonzero weight, position by position
+            weight_CKZ = weight_CZ[:, None, :] * likelihood_ZK.T
+            weight_CZ = weight_CKZ[weight_CKZ.any(axis=2)]
         return _entropy_bits(weight_CZ.sum(axis=1)) + sum(c.word_given_class_bits for c in kept)
 
 
@@ -272,29 +225,6 @@ def _classes(probability_ZW: np.ndarray, prior_Z: np.ndarray) -> _Classes:
         for w in members
     )
     return _Classes(likelihood_ZK, float(bits))
-
-
-def _combinations(
-    weight_Z: np.ndarray, likelihoods: list[np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Every combination of nonzero weight, one value per likelihood.
-
-    Args:
-        weight_Z: weight of each latent value before.
-        likelihoods: per position (Z, W), probability of each value given the latents.
-
-    Returns:
-        index_CM, the value chosen at each position, and weight_CZ, weight of latents and
-        choice.
-    """
-    index_CM = np.zeros((1, 0), dtype=np.int64)
-    weight_CZ = weight_Z[None]
-    for likelihood_ZW in likelihoods:
-        weight_CWZ = weight_CZ[:, None, :] * likelihood_ZW.T[None]
-        c, w = np.nonzero(weight_CWZ.any(axis=2))
-        index_CM = np.concatenate([index_CM[c], w[:, None]], axis=1)
-        weight_CZ = weight_CWZ[c, w]
-    return index_CM, weight_CZ
 
 
 def _entropy_bits(probability: np.ndarray) -> float:

@@ -5,7 +5,7 @@ They are written down in ``grammars.yaml``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.toy import Grammar, Position
 
-GRAMMARS: dict[str, Callable[[], Grammar]] = {}
-"""Functions that make the user's own grammars, by name."""
 LADDER = (0, 1, 2, 4, 8)
 """Bits of total correlation of the grammars ``ladder-0`` to ``ladder-8``."""
 
@@ -32,13 +30,11 @@ def _file() -> dict[str, Any]:
 
 def names() -> list[str]:
     """Names of all grammars."""
-    return [*(name for name in _file() if name != "words"), *GRAMMARS]
+    return [name for name in _file() if name != "words"]
 
 
 def grammar(name: str) -> Grammar:
     """The grammar of this name."""
-    if name in GRAMMARS:
-        return GRAMMARS[name]()
     if name not in names():
         raise UserError(f"data.grammar is '{name}'; {nearest(name, names())}")
     language = _file()[name]

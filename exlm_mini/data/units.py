@@ -166,14 +166,11 @@ def _bonded(symbols: list[str]) -> tuple[list[tuple[int, int]], list[set[int]]]:
 
 def _path(before: dict[int, int | None], one: int, other: int) -> set[int]:
     """The atoms from one to the other, both included; none if no bonds lead there."""
-
-    def way_up(atom: int | None) -> set[int]:
-        way = set()
-        while atom is not None:
-            way.add(atom)
-            atom = before[atom]
-        return way
-
-    first, second = way_up(one), way_up(other)
-    shared = first & second
-    return (first ^ second) | {max(shared)} if shared else set()
+    path = {one, other}
+    while one != other:
+        way_up = before[max(one, other)]  # an atom stands behind the one that it binds to
+        if way_up is None:
+            return set()
+        one, other = min(one, other), way_up
+        path.add(way_up)
+    return path

@@ -31,7 +31,7 @@ from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.molecules import Cleaning
 from exlm_mini.data.text import document
-from exlm_mini.data.tokenizer import MASK, TOKENIZER_KINDS, Tokenizer
+from exlm_mini.data.tokenizer import MASK, Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.decoding import Reading, read_row
@@ -52,8 +52,6 @@ from exlm_mini.training.parts import (
     score,
 )
 
-INPUT_OF_KIND = {tokenizer: data for data, tokenizer in TOKENIZER_KINDS.items()}
-"""Kind of data by kind of tokenizer, as in ``exlm_lab.downstream.task.Task``."""
 REMEDY = "give the --output of a pre-training run that has saved one"
 
 
@@ -86,7 +84,7 @@ class Trained:
     @property
     def input(self) -> str:
         """The kind of its training data: text, smiles or toy."""
-        return INPUT_OF_KIND[self.tokenizer.kind]
+        return self.tokenizer.kind
 
     @property
     def model_in_words(self) -> str:

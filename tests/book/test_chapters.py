@@ -280,12 +280,12 @@ def test_saved_cells_are_collected_in_the_order_of_the_chapters(pair):
 def test_what_is_no_notebook_or_no_text_is_named_and_kept(pair, text, capsys):
     path = pair.with_suffix(".ipynb")
     path.write_text(text)
-    assert "01_page.ipynb is damaged or of another kind" in chapters.problems(pair)[0]
+    assert "01_page.ipynb (" in chapters.problems(pair)[0]
     assert chapters.main([]) == 2
     assert "make chapters ARGS=01_page" in capsys.readouterr().err
     pair.write_bytes(b"# %%\n\xff")
     assert chapters.main(["--run"]) == 2
-    assert "01_page.py is damaged or of another kind" in capsys.readouterr().err
+    assert "01_page.py (" in capsys.readouterr().err
     assert chapters.main(["--run", "nosuch"]) == 2
     assert "nosuch" in capsys.readouterr().err
     assert path.read_text() == text

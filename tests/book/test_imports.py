@@ -17,8 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER = """
     exlm_mini.config
     exlm_mini.data exlm_mini.alignment
-    exlm_mini.config.recipes
-    exlm_mini.config.options
     exlm_mini.model
     exlm_mini.training
     exlm_mini.reading exlm_mini.plot
@@ -178,25 +176,6 @@ for module in {CORE_MODULES!r}:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize(
-    ("library", "extra", "door"),
-    [
-        ("tokenizers", "text", "import exlm_mini; exlm_mini.load('molecules')"),
-        ("transformers", "hf", "import exlm_mini.hf"),
-    ],
-)
-def test_a_door_without_its_library_names_the_extra(library, extra, door):
-    program = f"import sys; sys.modules['{library}'] = None; {door}"
-    result = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
-    )
-    assert result.stderr.splitlines()[-1] == (
-        f"ModuleNotFoundError: this needs the package {library}; "
-        f"pip install 'exlm-mini[{extra}]'"
-    )
-    assert "During handling" not in result.stderr
 
 
 @pytest.mark.parametrize(

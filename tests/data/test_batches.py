@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import pack_of
+from packs import pack_of, whole
 
 from exlm_mini.config import MaskingConfig, SpecialIds
 from exlm_mini.config.checks import UserError
@@ -110,7 +110,6 @@ def test_a_batch_is_its_rows_masked_by_epochs_and_step_whatever_was_asked_before
         expected = masker()(pack.gather(row_B)[0], epoch_B, row_B, step)
         (part,) = batches.parts(step)
         assert equal(part, expected)
-        assert isinstance(batches, TokenBatches) or equal(batches.batch(step), expected)
 
 
 class Lengths:
@@ -153,7 +152,7 @@ def test_validation_takes_the_first_rows_once_each_with_masks_of_its_own(pack):
     for asked, size in ((23, 4), (9, 4), (1, 6)):
         found = masks_by_row(validation_batches(pack, masker(), asked, size))
         assert found == {row: all_rows[row] for row in range(asked)}
-    training = masks_by_row([TrainingBatches(pack, masker(), 23, seed=1).batch(0)])
+    training = masks_by_row(TrainingBatches(pack, masker(), 23, seed=1).parts(0))
     assert sum(all_rows[row] != training[row] for row in range(23)) > 5
 
 
@@ -163,13 +162,13 @@ def test_validation_takes_the_first_rows_once_each_with_masks_of_its_own(pack):
 def test_micro_batches_keep_rows_and_lose_padding(tmp_path):
     pack = make_pack(tmp_path / "pack.json", [4, 4, 12, 6, 5, 9, 7])
     batches = TrainingBatches(pack, masker(), 6, seed=1, micro_size=2)
-    batch, parts = batches.batch(0), batches.parts(0)
+    batch, parts = whole(batches, 0), batches.parts(0)
     assert [len(part.token_ids_BN) for part in parts] == [2, 2, 2]
     for part, start in zip(parts, (0, 2, 4), strict=True):
         width = part.token_ids_BN.shape[1]
         assert width == pack.lengths_R[rows_of(part)].max()
-        for cut, whole in zip(part, batch, strict=True):
-            assert torch.equal(cut, whole[start : start + 2, :width])
+        for cut, uncut in zip(part, batch, strict=True):
+            assert torch.equal(cut, uncut[start : start + 2, :width])
         assert (batch.token_ids_BN[start : start + 2, width:] == SPECIAL.pad).all()
     assert sum(int(part.is_masked_BN.sum()) for part in parts) == int(batch.is_masked_BN.sum())
 
@@ -201,9 +200,9 @@ def test_processes_share_the_micro_batches_of_a_step(
         assert len(alone) == num_parts
         shared = dealt(batches, step, world_size)
         assert all(equal(a, b) for a, b in zip(shared, alone, strict=True))
-    whole = TrainingBatches(ragged, masker(), micro * num_parts, seed)
-    rows = [row for part in dealt(whole, step, world_size) for row in rows_of(part)]
-    assert rows == rows_of(whole.batch(step))
+    one = TrainingBatches(ragged, masker(), micro * num_parts, seed)
+    rows = [row for part in dealt(one, step, world_size) for row in rows_of(part)]
+    assert rows == rows_of(whole(one, step))
 
 
 def test_a_process_reads_its_own_rows_alone(pack, monkeypatch):

@@ -1,5 +1,7 @@
 """Every source is told by its fingerprint, read in units, and refused in one line."""
 
+from dataclasses import replace
+
 import pytest
 from refusals import told
 
@@ -11,10 +13,8 @@ from exlm_mini.data.sources import (
     check_sources,
     kind_of,
     open_sources,
-    reaching,
     size_of,
 )
-from exlm_mini.data.text import table_documents
 
 
 def text(*words, **more):
@@ -54,10 +54,10 @@ def test_a_hub_data_set_is_streamed_file_by_file(hub_copy):
     assert len({unit.fingerprint for unit in (*source.units, *other.units)}) == 6
 
 
-def test_a_column_is_named_by_the_source_or_the_settings(hub_copy):
-    for data in (text(f"hub:{hub_copy}", column="id"), text(f"hub:{hub_copy},,train,id")):
-        told(lambda data=data: opened(data), "'id'", "int, not text")
-    told(lambda: opened(text(f"hub:{hub_copy},,,body")), "no column 'body'", "text, id")
+def test_a_column_is_named_by_the_settings(hub_copy):
+    data = text(f"hub:{hub_copy}", column="id")
+    told(lambda: opened(data), "'id'", "is 0, no text")
+    told(lambda: opened(replace(data, column="body")), "no column 'body'", "text, id")
     told(lambda: opened(text(f"hub:{hub_copy},,none")), hub_copy, "cannot read", "split")
 
 
@@ -84,29 +84,25 @@ def test_named_sets_ask_the_hub_for_what_they_say(monkeypatch):
     assert opened(DataConfig(kind="smiles", source=("zinc",)))[1] == ["C", "CC"]
 
 
-def test_rows_that_are_pieces_become_documents():
-    rows = [f"sentence {i} ." for i in range(5)]
-    pieces = HubSet("x", rows_per_document=2)
-    assert list(sources._grouped(iter(rows), pieces)) == [
-        "sentence 0 .\nsentence 1 .",
-        "sentence 2 .\nsentence 3 .",
-        "sentence 4 .",
+def test_rows_that_are_pieces_become_documents(hub_copy):
+    pieces = HubSet(str(hub_copy), rows_per_document=2)
+    assert list(sources._hub_documents(pieces, "local ", "text", 0)) == [
+        "row 0.0\nrow 0.1",
+        "row 0.2\nrow 0.3",
+        "row 0.4",
     ]
-    lines = ["", " = Ada = \n", "", " A life . \n", " = = Youth = = \n", " B . \n"]
-    lines += [" = X = \n", " C = D . \n"]
-    articles = [" = Ada =\n A life .\n = = Youth = =\n B .", " = X =\n C = D ."]
-    assert list(sources._grouped(iter(lines), NAMED["wikitext-2"])) == articles
 
 
-def test_a_network_that_fails_is_told_in_one_line():
+def test_a_network_that_fails_is_told_in_one_line(monkeypatch):
     class Stream:
-        column_names = None
+        num_shards = 1
 
-        def iter(self, batch_size):
-            yield {"text": ["one"]}
+        def shard(self, num_shards, index):
+            yield {"text": "one"}
             raise ConnectionError("reset\nby peer")
 
-    rows = table_documents(Stream(), "x", "text", lambda: reaching("x"))
+    monkeypatch.setattr(sources, "_stream", lambda *_: Stream())
+    rows = sources._hub_documents(HubSet("x"), "a commit", "text", 0)
     assert next(rows) == "one"
     told(lambda: next(rows), "hub data set x", "reset", "the same command goes on")
 
@@ -128,8 +124,8 @@ def test_files_beside_each_other_are_one_source(tmp_path, hub_copy):
         (["none.txt"], ["no such file", "existing path"]),
         (["corpus.gz"], ["no known suffix"]),
         (["zinc"], ["holds smiles, data.kind is text"]),
-        (["bookcorpus"], ["no licence", "--accept bookcorpus"]),
-        (["hub:"], ["hub:ID,CONFIG,SPLIT,COLUMN"]),
+        (["bookcorpus"], ["bookcorpus-unlicensed"]),
+        (["hub:"], ["hub:ID,CONFIG,SPLIT"]),
     ],
 )
 def test_a_source_that_cannot_be_is_told(words, parts):
@@ -138,7 +134,7 @@ def test_a_source_that_cannot_be_is_told(words, parts):
 
 def test_a_source_that_can_be_is_taken(tmp_path):
     (tmp_path / "a.txt").write_text("x")
-    check_sources(text("bookcorpus", str(tmp_path / "a.txt")), ("bookcorpus",))
+    check_sources(text("bookcorpus-unlicensed", str(tmp_path / "a.txt")))
     assert kind_of(("zinc",)) == kind_of(("x.smi.xz",)) == kind_of(("a.lmdb",)) == "smiles"
     assert kind_of(("wikipedia",)) == "text"
     assert kind_of(("x.csv",)) is kind_of(("hub:a/b.smi",)) is None

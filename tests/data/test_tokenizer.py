@@ -84,7 +84,7 @@ def test_a_word_of_any_length_is_learnt_from_in_time():
 def test_bytes_and_special_tokens_must_fit():
     assert train_byte_level_bpe(["a"], 262).vocab_size == 262
     assert train_byte_level_bpe(["abcd"], 300).vocab_size == 262  # no pair occurs twice
-    told(lambda: train_byte_level_bpe(["a"], 261), "data.vocab_size is 261", "262")
+    assert train_byte_level_bpe(["abab abab"], 5).vocab_size == 262
 
 
 # ---- masks asked for ----
@@ -157,15 +157,13 @@ def test_words_keep_their_order():
     assert WORDS.encode("sat the cat") == [8, 6, 7]
     assert WORDS.decode([6, 7, 8]) == "the cat sat"
     assert WORDS.encode("the dog") == [6, 3]
-    with pytest.raises(ValueError, match="no token"):
-        WORDS.token(WORDS.vocab_size)
 
 
 # ---- files ----
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "kind"), [(BPE, "text"), (SMILES, "smiles"), (WORDS, "words")]
+    ("tokenizer", "kind"), [(BPE, "text"), (SMILES, "smiles"), (WORDS, "toy")]
 )
 def test_a_saved_tokenizer_is_the_same(tmp_path, tokenizer, kind):
     path = tmp_path / "tokenizer.json"

@@ -1,12 +1,15 @@
 """Packs of rows made up by a test."""
 
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from exlm_mini.config import SpecialIds
-from exlm_mini.data.packs import Counts, Pack, Rows, write_pack
+from exlm_mini.data.batches import TrainingBatches
+from exlm_mini.data.masking import MaskedBatch
+from exlm_mini.data.packs import Pack, Rows, write_pack
 
 
 class SomeTokenizer(NamedTuple):
@@ -30,7 +33,14 @@ def pack_of(
         [Rows(np.concatenate(rows), np.array([len(row) for row in rows]))],
         row_length=row_length,
         tokenizer=SomeTokenizer(vocab_size, special_ids),
-        source="test",
-        counts=Counts(),
+        counts=Counter(),
     )
     return Pack(path)
+
+
+def whole(batches: TrainingBatches, step: int) -> MaskedBatch:
+    """All rows of a step of ``TrainingBatches`` as one batch."""
+    (batch,) = TrainingBatches(
+        batches.pack, batches.masker, batches.batch_size, batches.seed
+    ).parts(step)
+    return batch

@@ -55,3 +55,14 @@ def whole_language(language: Grammar) -> tuple[np.ndarray, np.ndarray]:
 
 
 SENTENCES, PROBABILITY = whole_language(SMALL)
+
+
+def log_probability(
+    language: Grammar, word_ids_SN: np.ndarray, is_kept_N: np.ndarray | None = None
+) -> np.ndarray:
+    """Of sentences, or of their kept words, (S,) in nats; -inf for what cannot be said."""
+    weight_SZ = language.prior.reshape(-1)
+    for n in range(language.length) if is_kept_N is None else np.flatnonzero(is_kept_N):
+        weight_SZ = weight_SZ * language.word_probability_NZV[n].T[word_ids_SN[:, n]]
+    with np.errstate(divide="ignore"):
+        return np.log(weight_SZ.sum(axis=-1))

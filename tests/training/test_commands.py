@@ -63,11 +63,6 @@ def test_another_word_is_near_to_nothing(typed):
         assert nearest(typed, known, "see --help") == "see --help"
 
 
-def test_two_dashes_are_no_value(capsys):
-    assert main(["fill", "CC[MASK]", "--top=--"]) == 2
-    assert "--top" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_waits_for_no_large_library(command):
     program = f"""

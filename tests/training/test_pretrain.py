@@ -266,7 +266,6 @@ def test_own_files_are_trained_on(arguments, source, own, monkeypatch, capsys):
     assert code == 0
     assert f"documents from {source}\n" in err
     assert "bits per masked token" in out
-    assert json.loads(Path("run/data/train.json").read_text())["source"] == source
 
 
 def test_a_prepared_corpus_serves_other_runs(tmp_path, capsys):

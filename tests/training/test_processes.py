@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packs import whole
 from torch import nn
 from workers import changed, losses, make_trainer
 
@@ -94,7 +95,7 @@ def test_every_parameter_has_a_gradient(objective, model, packs):
     batches = make_batches(config, packs[0], make_masker(config, SpecialIds()))
     for chain_share in (1.0, 0.5, 0.0):
         trained.zero_grad()
-        score(trained, batches.batch(0), chain_share).loss.backward()
+        score(trained, whole(batches, 0), chain_share).loss.backward()
         assert [name for name, p in trained.named_parameters() if p.grad is None] == []
 
 
@@ -197,7 +198,7 @@ def test_the_slurm_example_is_a_script_that_names_real_settings():
     words = [values.get(word.strip('"$'), word) for word in words]
     request = parse(words)
     assert request.config.recipe in recipe_names()
-    assert request.output == Path(values["output"])
+    assert request.options.output == Path(values["output"])
     # As many processes as the job asks for GPUs, and the batch divides.
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", text, re.M))
     assert options["ntasks-per-node"] == "1"

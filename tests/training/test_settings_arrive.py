@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from packs import whole
 from torch import Tensor, nn
 from workers import make_trainer
 
@@ -150,7 +151,7 @@ def test_pretraining_is_adamw_by_hand(packs, tmp_path, objective):
     records = read_metrics(tmp_path / "metrics.jsonl")
     for step, rate in enumerate(RATES):
         share = CHAIN_SHARES[step] if objective == "exlm" else 0.0
-        loss = score(by_hand.model, trainer.stepper.batches.batch(step), share).loss
+        loss = score(by_hand.model, whole(trainer.stepper.batches, step), share).loss
         loss.backward()
         norm = by_hand.step(rate)
         path.append(by_hand.weights())

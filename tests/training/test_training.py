@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import workers
+from packs import whole
 from workers import SMALL, STEPS, VOCAB_SIZE, losses, make_trainer
 
 from exlm_mini.config import (
@@ -155,7 +156,7 @@ def losses_of_micro_batches(config, packs, output, num_parts, rank=0, world_size
     trainer = make_trainer(config, packs, output)
     trainer.engine.rank, trainer.engine.world_size = rank, world_size
     trainer.stepper.config = replace(config, seed=seed)
-    batch, found = trainer.stepper.batches.batch(0), []
+    batch, found = whole(trainer.stepper.batches, 0), []
     trainer.stepper.batches.parts = lambda *_: [batch] * num_parts
     plain = trainer.engine.score
 
@@ -272,7 +273,7 @@ def test_tokens_and_seconds_are_counted_across_starts(packs, tmp_path):
 def test_mask_accuracy_is_the_share_of_likeliest_guesses(packs, tmp_path):
     config = make_config("mlm", **dropless(log_every=1, micro_batch_size=2))
     trainer = make_trainer(config, packs, tmp_path)
-    batch = trainer.stepper.batches.batch(0)
+    batch = whole(trainer.stepper.batches, 0)
     with torch.no_grad():
         guesses_S = trainer.model(batch.masked_ids_BN, batch.is_masked_BN).argmax(dim=1)
     # Make the guesses right for a known share of the masks: change what they should be.

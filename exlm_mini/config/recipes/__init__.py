@@ -44,56 +44,41 @@ def load_recipe(name: str, kind: Kind = PRETRAINING) -> Any:
         name: such as ``text-tiny``, or the path of a YAML file.
         kind: of recipe; those of pre-training become a ``RunConfig``.
     """
-    path = recipe_path(name, kind)
-    prefix = kind.prefix if path.parent == kind.folder else ""
+    path, prefix = Path(name), ""
+    if path.suffix not in (".yaml", ".yml"):
+        names, prefix = recipe_names(kind), kind.prefix
+        stem = name.removeprefix(prefix)
+        if prefix + stem not in names:
+            raise UserError(f"unknown recipe '{name}'; {nearest(prefix + stem, names)}")
+        path = kind.folder / f"{stem}.yaml"
     try:
         return kind.build(f"{prefix}{path.stem}", read_settings(path))
     except UserError as error:
         raise UserError(f"the recipe {path}: {error}; correct the file") from error
 
 
-def recipe_path(recipe: str, kind: Kind = PRETRAINING) -> Path:
-    """The file of a recipe, found by its name if it is ours, by its path if it is the user's."""
-    if recipe.endswith((".yaml", ".yml")):
-        return Path(recipe)
-    stem, names = recipe.removeprefix(kind.prefix), recipe_names(kind)
-    if f"{kind.prefix}{stem}" not in names:
-        raise UserError(f"unknown recipe '{recipe}'; {nearest(f'{kind.prefix}{stem}', names)}")
-    return kind.folder / f"{stem}.yaml"
-
-
 def read_settings(path: Path) -> dict[str, Any]:
     """The content of a YAML file: nested dicts and lists of strings, None for null."""
     import yaml
 
-    class Loader(yaml.BaseLoader):
-        def construct_scalar(self, node: Any) -> Any:
-            is_null = node.style is None and node.value in ("", "~", "null")
-            return None if is_null else super().construct_scalar(node)
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            names = [key.value for key, _ in node.value]
-            for n, (key, _) in enumerate(node.value):
-                line = f"line {key.start_mark.line + 1}"
-                if not isinstance(self.construct_object(key), str):
-                    raise UserError(f"{line} has no name before its colon; give one")
-                if key.value in names[:n]:
-                    raise UserError(f"{line} gives {key.value} a second time; keep one")
-            return super().construct_mapping(node, deep)
+    def value(node: Any) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            return {str(key.value): value(inner) for key, inner in node.value}
+        if isinstance(node, yaml.SequenceNode):
+            return [value(inner) for inner in node.value]
+        return None if node.style is None and node.value in ("", "~", "null") else node.value
 
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader)
+        root = yaml.compose(path.read_text(encoding="utf-8"), yaml.BaseLoader)
+        if not isinstance(root, yaml.MappingNode):
+            raise UserError("it must hold settings by name, as the config.yaml of a run")
+        return value(root)
     except OSError as error:
         raise UserError(
             f"cannot read {path} ({error.strerror}); give an existing path"
         ) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(" ".join(str(error).split())) from None
-    if not isinstance(found, dict):
-        raise UserError("it must hold settings by name, as the config.yaml of a run")
-    return found
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(str(error)) from None
 
 
 def stored_config(path: Path) -> RunConfig:
