@@ -21,12 +21,15 @@ def load(path: Any) -> Any:
     model what predicts, see ``exlm_mini.hf.predictor.Predictor``."""
     from pathlib import Path
 
-    from exlm_mini.reading.runs import fine_tuning
+    from exlm_mini.config.checks import naming_extras
 
-    if fine_tuning(Path(path)) is not None:
-        from exlm_mini.hf import load_predictor
+    with naming_extras():
+        from exlm_mini.reading.runs import fine_tuning
 
-        return load_predictor(path)
-    from exlm_mini.reading.trained import load
+        if fine_tuning(Path(path)) is not None:
+            from exlm_mini.hf import load_predictor
 
-    return load(path)
+            return load_predictor(path)
+        from exlm_mini.reading.trained import load
+
+        return load(path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import wraps
@@ -52,6 +53,21 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
     if name not in EXTRAS:
         return None
     return f"this needs the package {name}; pip install 'exlm-mini[{EXTRAS[name]}]'"
+
+
+@contextmanager
+def naming_extras() -> Iterator[None]:
+    """Context manager for code outside the commands that needs such a library.
+
+    Raises:
+        ModuleNotFoundError: if it is missing, with the command that installs it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (line := missing_extra(error)) is None:
+            raise
+        raise ModuleNotFoundError(line, name=error.name) from None
 
 
 NEAR = 0.75

@@ -4,18 +4,21 @@
 ``AutoTokenizer`` and ``pipeline``.
 """
 
-from exlm_mini.hf.config import ExLMConfig
-from exlm_mini.hf.models import (
-    ExLMForMaskedLM,
-    ExLMForQuestionAnswering,
-    ExLMForSequenceClassification,
-    ExLMForTokenClassification,
-    ExLMModel,
-    register,
-)
-from exlm_mini.hf.predictor import Predictor, load_predictor
-from exlm_mini.hf.tokenizer import ExLMTokenizer, tokenizer_for
-from exlm_mini.hf.training import ChainWarmup, collator
+from exlm_mini.config.checks import naming_extras
+
+with naming_extras():
+    from exlm_mini.hf.config import ExLMConfig
+    from exlm_mini.hf.models import (
+        ExLMForMaskedLM,
+        ExLMForQuestionAnswering,
+        ExLMForSequenceClassification,
+        ExLMForTokenClassification,
+        ExLMModel,
+        register,
+    )
+    from exlm_mini.hf.predictor import Predictor, load_predictor
+    from exlm_mini.hf.tokenizer import ExLMTokenizer, tokenizer_for
+    from exlm_mini.hf.training import ChainWarmup, collator
 
 register()
 

@@ -179,6 +179,25 @@ for module in {CORE_MODULES!r}:
 
 
 @pytest.mark.parametrize(
+    ("library", "extra", "door"),
+    [
+        ("tokenizers", "text", "import exlm_mini; exlm_mini.load('molecules')"),
+        ("transformers", "hf", "import exlm_mini.hf"),
+    ],
+)
+def test_a_door_without_its_library_names_the_extra(library, extra, door):
+    program = f"import sys; sys.modules['{library}'] = None; {door}"
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.stderr.splitlines()[-1] == (
+        f"ModuleNotFoundError: this needs the package {library}; "
+        f"pip install 'exlm-mini[{extra}]'"
+    )
+    assert "During handling" not in result.stderr
+
+
+@pytest.mark.parametrize(
     ("source", "module", "complaint"),
     [
         ("from exlm_mini.model import ExLM", "exlm_mini.data.masking", "stands after"),

@@ -114,6 +114,7 @@ REFUSED = {
     "train: 5": ["train is '5'", "dictionary"],
     "data: {source: a.txt}": ["data.source is 'a.txt'", "tuple"],
     "train: {step: 5}": ["unknown setting train.step", "did you mean train.steps"],
+    "train:\n  steps: 5\n  steps: 6": ["line 3", "steps", "second time"],
     "? [a]\n: 5": ["unknown setting [Scalar"],
     "train:\n  ~: 5": ["unknown setting train.~"],
     "train: *t": ["undefined alias"],

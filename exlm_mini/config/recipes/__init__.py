@@ -63,6 +63,11 @@ def read_settings(path: Path) -> dict[str, Any]:
 
     def value(node: Any) -> Any:
         if isinstance(node, yaml.MappingNode):
+            names = [key.value for key, _ in node.value]
+            for n, (key, _) in enumerate(node.value):
+                if key.value in names[:n]:
+                    line = key.start_mark.line + 1
+                    raise UserError(f"line {line} gives {key.value} a second time; keep one")
             return {str(key.value): value(inner) for key, inner in node.value}
         if isinstance(node, yaml.SequenceNode):
             return [value(inner) for inner in node.value]
