@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from exlm_lab.benchmarks.measure import LEAST_RUNS, once_seconds, time_side_by_side
+from exlm_lab.benchmarks.measure import time_side_by_side
 from exlm_lab.benchmarks.record import Note, Record, Shape, compared, record
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.alignment.check import relative_error
@@ -35,10 +35,6 @@ TERMS: dict[str, Callable[[Shape], int]] = {
 }
 """What backends for teaching go through one by one in Python."""
 MOST_TERMS = 50_000
-UNTIMED_RUNS = 3
-"""Further runs of a call: for its error, for warming up, and for its memory."""
-MOST_SECONDS = 60.0
-"""Most time for one backend at one shape."""
 RELEASED = Path("fs_plugins/custom_ops/dag_loss.py")
 """In a checkout of the released code; its ``torch_dag_loss`` takes the counts in reverse order."""
 NATS = 8.0
@@ -121,40 +117,10 @@ def load_extra_backend(path: Path) -> LogLikelihood:
     )
 
 
-def part(graph: Graph, num_rows: int, num_targets: int) -> Graph:
-    """The first rows, with only their first targets."""
-    return Graph(
-        graph.log_emission_BML[:num_rows, :num_targets].contiguous(),
-        graph.log_transition_BLL[:num_rows],
-        graph.num_targets_B[:num_rows].clamp(max=num_targets),
-        graph.num_states_B[:num_rows],
-    )
-
-
-def estimated_seconds(function: LogLikelihood, graph: Graph, device: torch.device) -> float:
-    """Upper estimate of the seconds of a forward and backward pass, from fewer targets.
-
-    Except for teaching backends, time is linear in the targets, plus a constant for the edges.
-    """
-    B, M, _ = graph.log_emission_BML.shape
-    few = min(M, max(4, M // 32))
-    less = part(graph, B, few)
-    return once_seconds(lambda: forward_and_backward(function, less), device) * M / few
-
-
-def judged(graph: Graph, device: torch.device) -> tuple[Tensor, ...] | None:
-    """What ``REFERENCE`` says of the first row in float64: log_likelihood_B and both gradients.
-
-    None if that takes too long, or too much memory.
-    """
-    exact = part(graph.double(), 1, graph.log_emission_BML.shape[1])
-    function = BACKENDS[REFERENCE].log_likelihood
-    try:
-        if estimated_seconds(function, exact, device) > MOST_SECONDS:
-            return None
-        return forward_and_backward(function, exact)
-    except RuntimeError:
-        return None
+def judged(graph: Graph) -> tuple[Tensor, ...]:
+    """What ``REFERENCE`` says of the first row in float64: log_likelihood_B and both gradients."""
+    exact = Graph(*(numbers[:1] for numbers in graph.double()))
+    return forward_and_backward(BACKENDS[REFERENCE].log_likelihood, exact)
 
 
 def errors(ours: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> dict[str, float | None]:
@@ -202,27 +168,21 @@ def dag(
     needed = 3 * B * L * (L + M) * 4  # scores, gradients, one step
     check_bytes(f"--shape {shape}", {"choose a smaller one": needed}, device)
     graph = made_graph(shape, is_sharp, device)
-    exact = judged(graph, device)
-    at = f"at B,M,L = {shape}"
-    if exact is None:
-        note(f"no error is given {at}: {REFERENCE} does not do it in float64")
+    exact = judged(graph)
 
     def one(name: str) -> Record:
+        if name in TERMS and TERMS[name](shape) > MOST_TERMS:
+            raise ValueError(f"more than {MOST_TERMS:,} terms")
         call = partial(forward_and_backward, functions[name], graph)
-        if name in TERMS:
-            if TERMS[name](shape) > MOST_TERMS:
-                raise ValueError(f"more than {MOST_TERMS:,} terms")
-        else:
-            seconds = estimated_seconds(functions[name], graph, device)
-            total = seconds * (LEAST_RUNS + UNTIMED_RUNS)
-            if total > MOST_SECONDS:
-                raise ValueError(f"about {total:.0f} s, more than {MOST_SECONDS:g} s")
-        details: Record = {"dtype": "float32", "transitions": "sharp" if is_sharp else "flat"}
-        if exact:
-            off = errors(call(), exact)
-            finite = [error for error in off.values() if error is not None]
-            largest = max(finite) if len(finite) == len(off) else None
-            details |= {"judge": REFERENCE, "errors": off, "max_error": largest}
+        off = errors(call(), exact)
+        finite = [error for error in off.values() if error is not None]
+        details = {
+            "dtype": "float32",
+            "transitions": "sharp" if is_sharp else "flat",
+            "judge": REFERENCE,
+            "errors": off,
+            "max_error": max(finite) if len(finite) == len(off) else None,
+        }
         timing = time_side_by_side({name: call}, device)[name]
         return record(name, shape, timing, call, device, **details)
 
@@ -232,6 +192,6 @@ def dag(
                 yield one(name)
             except Exception as error:  # the others go on
                 reason = " ".join(str(error).split()) or type(error).__name__
-                note(f"{name} is left out {at}: {reason[:300]}")
+                note(f"{name} is left out at B,M,L = {shape}: {reason[:300]}")
 
     yield from compared(records(), REFERENCE)

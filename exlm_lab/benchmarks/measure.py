@@ -67,12 +67,6 @@ def time_side_by_side(
     return timings
 
 
-def once_seconds(call: Callable[[], Any], device: torch.device) -> float:
-    """Wall seconds of the second of two runs, as a rough estimate."""
-    call()
-    return _once(call, device)[0] / 1000
-
-
 def _once(call: Callable[[], Any], device: torch.device) -> tuple[float, float]:
     """Milliseconds of one run: wall clock (or CUDA events), processor time."""
     cpu_start = time.process_time()

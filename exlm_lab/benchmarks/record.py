@@ -31,7 +31,6 @@ DAG_SHAPES = (
     Shape(8, 77, 308),
     Shape(64, 77, 308),  # Appendix I.4
     Shape(4, 256, 1024),
-    Shape(1, 1024, 4096),
 )
 TEXT_SHAPE = Shape(16, 21, 84)
 """Rows of 128 tokens of which 19 are masked, k = 4, expanded boundaries."""

@@ -183,7 +183,7 @@ def test_one_path_stands_out_of_a_sharp_graph_and_none_of_a_flat_one():
 
 def test_a_wrong_value_and_a_wrong_gradient_are_seen():
     graph = made_graph(SHAPE, False, CPU)
-    exact = judged(graph, CPU)
+    exact = judged(graph)
     assert {t.dtype for t in exact} == {torch.float64}
     log_likelihood_B, grad_BML, grad_BLL = forward_and_backward(
         BACKENDS["vectorized"].log_likelihood, graph
@@ -196,7 +196,7 @@ def test_a_wrong_value_and_a_wrong_gradient_are_seen():
     assert off["grad_transition"] is None
 
 
-def test_what_cannot_be_timed_is_told_and_the_others_go_on(monkeypatch):
+def test_what_cannot_be_timed_is_told_and_the_others_go_on():
     notes = []
     good = BACKENDS["vectorized"].log_likelihood
     functions = {
@@ -213,10 +213,6 @@ def test_what_cannot_be_timed_is_told_and_the_others_go_on(monkeypatch):
     for name, note in zip(functions, notes, strict=False):
         assert note.startswith(f"{name} is left out at B,M,L = 1,8,30")
     assert "one log-likelihood per row, (1,), not ()" in notes[1] and "terms" in notes[3]
-    monkeypatch.setattr(dag_benchmark, "estimated_seconds", lambda *_: 61.0)
-    notes.clear()
-    assert not list(dag(SHAPE, {"good": good}, CPU, False, notes.append))
-    assert ["no error is given" in notes[0], "about 366 s" in notes[1]] == [True, True]
 
 
 # ---- a training step ----
