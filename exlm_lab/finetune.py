@@ -162,7 +162,7 @@ def parse(argv: list[str]) -> Request:
     options = _parser().parse_args(argv)
     options.task = list(dict.fromkeys(options.task))
     _check_table(options)
-    recipe = Tuning("none", "mean-sd", SEEDS, {})
+    recipe = Tuning("none", {}, SEEDS)
     if options.recipe is not None:
         recipe = load_recipe(options.recipe, TUNING)
     elif options.grid:
@@ -174,12 +174,12 @@ def parse(argv: list[str]) -> Request:
             raise UserError(f"the recipe {recipe.name} has no task {task}; {known}")
     if options.seeds is not None:
         check_seeds("--seeds", tuple(options.seeds))
-        recipe = recipe._replace(seeds=tuple(options.seeds))
+        recipe = replace(recipe, seeds=tuple(options.seeds))
     changed = given(options, "train.")
     # An option stands above the recipe.
     varied = dict.fromkeys({f.name for f in fields(Space)} & changed.keys(), ())
     spaces = {task: replace(space, **varied) for task, space in recipe.spaces.items()}
-    recipe = recipe._replace(spaces=spaces, changed=tuple(sorted(changed)) if spaces else ())
+    recipe = replace(recipe, spaces=spaces, changed=tuple(sorted(changed)) if spaces else ())
     if options.output is None:
         options.output = Path("runs") / f"finetune-{time.strftime('%Y%m%d-%H%M%S')}"
     reading = ReadingConfig(**given(options, "data."))
@@ -276,12 +276,12 @@ def _tune(
     requests: Requests,
 ) -> list[str]:
     """One task after the other, each in ``results.json`` as soon as it is done; its tables."""
-    from exlm_lab.downstream.results import read_results, task_record, write_results
+    from exlm_lab.downstream.results import task_record, write_results
     from exlm_lab.downstream.runs import TuningLedger, compare, tune
     from exlm_mini.training.provenance import commit, versions
 
     options, output, recipe = request.options, request.options.output, request.recipe
-    records = read_results(output, pretrained)
+    records: dict[str, dict[str, Any]] = {}
     made_with = {**versions(device), "commit": commit()}
     for task, configs in settings.items():
         problem, model = request.problem(task, pretrained), output

@@ -15,7 +15,6 @@ import numpy as np
 from exlm_lab.downstream.metrics import evaluate
 from exlm_lab.downstream.task import Examples, Task
 
-CONSTANT: dict[str | None, str] = {"numbers": "mean", "mixed": "mean or most frequent"}
 NUM_TREES = 200
 RADIUS, NUM_BITS = 2, 2048
 
@@ -28,53 +27,48 @@ def baselines(
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
     from sklearn.linear_model import LogisticRegression, Ridge
 
-    reads = _fingerprints if task.input == "smiles" else _word_weights
-    features: Any = reads(train, test)
-    blank = np.zeros((len(train.texts), 1)), np.zeros((len(test.texts), 1))
-
-    def measured(models: tuple[Any, Any], features: Any) -> dict[str, float]:
-        scores_RC = _scores(task, models, features, train, len(test.texts))
+    def measured(regressor: Any, classifier: Any, features: Any) -> dict[str, float]:
+        scores_RC = _scores(task, regressor, classifier, features, train.labels)
         return evaluate(task, scores_RC, test.labels)
 
-    constant = measured((DummyRegressor(), DummyClassifier(strategy="prior")), blank)
-    found = {CONSTANT.get(task.kind, "most frequent"): [constant]}
+    blank = [np.zeros((len(part.texts), 1)) for part in (train, test)]
+    names = ["mean"] * bool(task.is_number.any())
+    names += ["most frequent"] * (not task.is_number.all())
+    constant = measured(DummyRegressor(), DummyClassifier(strategy="prior"), blank)
     if task.input != "smiles":
-        linear = measured((Ridge(), LogisticRegression(max_iter=1000)), features)
-        return found | {"TF-IDF": [linear]}
-    options = [
-        {"n_estimators": NUM_TREES, "random_state": seed, "n_jobs": -1} for seed in seeds
-    ]
-    forests = [(RandomForestRegressor(**one), RandomForestClassifier(**one)) for one in options]
-    return found | {"random forest": [measured(pair, features) for pair in forests]}
+        features = _word_weights(train, test)
+        linear = measured(Ridge(), LogisticRegression(max_iter=1000), features)
+        return {" or ".join(names): [constant], "TF-IDF": [linear]}
+    features, each = _fingerprints(train, test), []
+    for seed in seeds:
+        options: Any = {"n_estimators": NUM_TREES, "random_state": seed, "n_jobs": -1}
+        forests = RandomForestRegressor(**options), RandomForestClassifier(**options)
+        each.append(measured(*forests, features))
+    return {" or ".join(names): [constant], "random forest": each}
 
 
 def _scores(
-    task: Task,
-    models: tuple[Any, Any],
-    features: tuple[Any, Any],
-    train: Examples,
-    num_rows: int,
+    task: Task, regressor: Any, classifier: Any, features: Any, labels: np.ndarray
 ) -> np.ndarray:
-    """scores_RC of models of scikit-learn, of numbers and of classes, one target after the other,
-    as ``evaluate`` takes them."""
-    regressor, classifier = models
+    """scores_RC of models of scikit-learn, one target after the other, as ``evaluate`` takes
+    them."""
+    learned_RF, asked_RF = features
+    num_rows = asked_RF.shape[0]
     if task.kind == "classes":
         scores_RC = np.zeros((num_rows, len(task.classes)))
-        classifier.fit(features[0], train.labels)
-        scores_RC[:, classifier.classes_] = classifier.predict_proba(features[1])
+        classifier.fit(learned_RF, labels)
+        scores_RC[:, classifier.classes_] = classifier.predict_proba(asked_RF)
         return scores_RC
     columns = []
-    for is_number, labels_R in zip(task.is_number, train.labels.T, strict=True):
+    for is_number, labels_R in zip(task.is_number, labels.T, strict=True):
         is_there_R = ~np.isnan(labels_R)
-        known_R = labels_R[is_there_R]
+        known_R, learned = labels_R[is_there_R], learned_RF[is_there_R]
         if len(set(known_R.tolist())) < 2:
             columns.append(np.full(num_rows, known_R[0] if len(known_R) else 0.0))
-            continue
-        own = regressor if is_number else classifier
-        own.fit(features[0][is_there_R], known_R)
-        columns.append(
-            own.predict(features[1]) if is_number else own.predict_proba(features[1])[:, 1]
-        )
+        elif is_number:
+            columns.append(regressor.fit(learned, known_R).predict(asked_RF))
+        else:
+            columns.append(classifier.fit(learned, known_R).predict_proba(asked_RF)[:, 1])
     return np.stack(columns, axis=1)
 
 

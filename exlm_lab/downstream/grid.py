@@ -10,7 +10,7 @@ import itertools
 import json
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from exlm_lab.downstream.catalogue import task_names
 from exlm_lab.downstream.settings import TuneConfig
@@ -47,14 +47,15 @@ class Space:
         ]
 
 
-class Tuning(NamedTuple):
-    """Settings and seeds for some tasks, and how their results are put together."""
+@settings()
+class Tuning:
+    """Settings and seeds for some tasks, and how their results are put together: a recipe."""
 
     name: str
-    report: Report
-    seeds: tuple[int, ...]
     spaces: dict[str, Space]
     """By task."""
+    seeds: tuple[Seed, ...] = ()
+    report: Report = "mean-sd"
     changed: tuple[str, ...] = ()
     """Settings that were given in place of the recipe's."""
 
@@ -65,26 +66,17 @@ def check_seeds(name: str, seeds: tuple[int, ...]) -> None:
         raise UserError(f"{name} is {list(seeds)}; give different ones")
 
 
-@settings()
-class _Recipe:
-    """What a file says."""
-
-    tasks: dict[str, Space]
-    seeds: tuple[Seed, ...] = ()
-    report: Report = "mean-sd"
-
-
 def _tuning(name: str, said: dict[str, Any]) -> Tuning:
     """What the settings of a recipe ask for."""
     whole = {key: said.pop(key) for key in ("seeds", "report") if key in said}
     for task in said:
         if task not in task_names():
             raise UserError(f"unknown task {task}; {nearest(task, task_names())}")
-    recipe = _Recipe(tasks=said, **whole)
+    recipe = Tuning(Path(name).stem, said, **whole)
     check_seeds("seeds", recipe.seeds)
-    for space in recipe.tasks.values():
+    for space in recipe.spaces.values():
         space.settings(TuneConfig())  # refuses what cannot be
-    return Tuning(Path(name).stem, recipe.report, recipe.seeds, recipe.tasks)
+    return recipe
 
 
 TUNING = Kind(RECIPES, _tuning, "finetune/")

@@ -12,7 +12,7 @@ from typing import Any
 from exlm_lab.downstream.grid import PAPER, Tuning, is_diverged, paper_numbers, setting_of
 from exlm_lab.downstream.runs import Result
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import read_json, write_atomically, write_json
+from exlm_mini.data.files import write_atomically, write_json
 from exlm_mini.reading.trained import Trained
 
 RESULTS = "results.json"
@@ -91,19 +91,6 @@ def write_results(
     return lines
 
 
-def read_results(output: Path, pretrained: Trained) -> dict[str, dict[str, Any]]:
-    """The tasks in ``results.json`` of a directory; none if there is no such file."""
-    path = output / RESULTS
-    if not path.exists():
-        return {}
-    results = read_json(path, "delete it, and it is written again")
-    if results["checkpoint"]["sha256"] != pretrained.sha256:
-        raise UserError(
-            f"{output} holds results of a checkpoint of other weights; choose another --output"
-        )
-    return results["tasks"]
-
-
 def shown(results: dict[str, Any]) -> list[str]:
     """The table of ``results.json``, notes for its reader, and costs."""
     lines = [f"{name}: {'; '.join(notes(r))}" for name, r in results["tasks"].items()]
@@ -127,7 +114,7 @@ def table(results: dict[str, Any]) -> list[str]:
     records = results["tasks"]
     tables = [_beside_baselines(record) for record in records.values() if record["baselines"]]
     if of_paper := {task: r for task, r in records.items() if not r["baselines"]}:
-        tables.append(_beside_paper(results["checkpoint"], of_paper))
+        tables.append(_beside_paper(of_paper))
     return "\n\n".join(map("\n".join, tables)).split("\n")
 
 
@@ -165,11 +152,10 @@ def _in_units(values: list[float], metric: str, report: str) -> str:
     return _summary(values, report, digits)
 
 
-def _beside_paper(checkpoint: dict[str, Any], tasks: dict[str, Any]) -> list[str]:
-    """Rows for each task and metric, with the paper's MLM and its model that was trained like this
-    one. Empty columns are dropped."""
-    columns = _paper_columns(checkpoint)
-    rows = [("task", "metric, %", "rows", "reached", "over", *columns)]
+def _beside_paper(tasks: dict[str, Any]) -> list[str]:
+    """Rows for each task and metric, beside the paper's MLM and its ExLM, of each of its tables.
+    Empty columns are dropped."""
+    rows = [("task", "metric, %", "rows", "reached", "over", "paper: MLM", "paper: ExLM")]
     for task, record in tasks.items():
         metric, part, scores = record["metric"], record["part"], record["scores"]
         lines = [(task, metric, part, task)]
@@ -178,34 +164,18 @@ def _beside_paper(checkpoint: dict[str, Any], tasks: dict[str, Any]) -> list[str
         more = [name for name in scores if name not in ("validation", "test")]
         lines += [("", metric, name, PRINTED_BESIDE.get(task, "")) for name in more]
         over = f"{record['report'].removesuffix('-sd')} of {len(record['seeds'])}"
-        for *head, printed in lines:
-            reached = in_percent(scores[head[2]][head[1]], record["report"])
-            papers = [_printed(row, record["recipe"], printed) for row in columns.values()]
-            rows.append((head[0], _title(head[1]), head[2], reached, over, *papers))
+        for name, metric, part, printed in lines:
+            reached = in_percent(scores[part][metric], record["report"])
+            papers = paper_numbers(PAPER_TABLES.get(record["recipe"], ()), printed)
+            mlm, exlm = (
+                ", ".join(
+                    f"{own[row]} ({table})" for table, own in papers.items() if row in own
+                )
+                for row in (PAPER_MLM.get(record["recipe"], ""), "ExLM")
+            )
+            rows.append((name, _title(metric), part, reached, over, mlm, exlm))
     filled = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
     return markdown_table([tuple(row[i] for i in filled) for row in rows])
-
-
-def _paper_columns(checkpoint: dict[str, Any]) -> dict[str, str]:
-    """Title of each column, and the row of the paper's tables that it shows."""
-    rows = {"paper: MLM": "MLM"}
-    if checkpoint["objective"] == "exlm":
-        rows["paper: ExLM"] = "ExLM"
-    elif checkpoint["objective"] == "repeated-mlm":
-        masking = checkpoint["config"]["masking"]
-        cell = f"p={100 * masking['mask_ratio']:.3g}%, k={masking['num_copies']}"
-        rows[f"paper: Repeated MLM, {cell}"] = cell
-    return rows
-
-
-def _printed(row: str, recipe: str, task: str) -> str:
-    """What the paper prints for a task, from each of its tables."""
-    # Figures 3 and 8 show the same models and disagree about MNLI, so both are shown.
-    name = row if row != "MLM" else PAPER_MLM.get(recipe, row)
-    numbers = paper_numbers(PAPER_TABLES.get(recipe, ()), task)
-    return ", ".join(
-        f"{rows[name]} ({table})" for table, rows in numbers.items() if name in rows
-    )
 
 
 def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:

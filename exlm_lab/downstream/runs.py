@@ -135,11 +135,6 @@ class TuningLedger:
         return f"{self.problem.task.name}/{key(config)}/seed-{seed}"
 
 
-def num_runs(settings: list[TuneConfig], seeds: tuple[int, ...]) -> int:
-    """Number of runs of ``tune``: one per setting, and the other seeds of the best."""
-    return len(settings) + len(seeds) - 1
-
-
 def plan(
     problem: Problem,
     settings: list[TuneConfig],
@@ -150,15 +145,15 @@ def plan(
     """What ``tune`` would take, and what is noted of the rows, in words."""
     from exlm_lab.downstream.finetuning import seconds_per_step
 
-    rows = problem.train.rows
+    rows, num_runs = problem.train.rows, len(settings) + len(seeds) - 1
     steps = [config.epochs * config.steps_per_epoch(rows) for config in settings]
     # A row that is only judged takes a third of the time.
     judged = len(problem.parts["validation"].rows) / (3 * len(rows))
     seconds = seconds_per_step(pretrained, problem, settings[0], device)
     seconds *= (1 + judged) * (sum(steps) + (len(seeds) - 1) * max(steps))
     work = (
-        f"{len(settings)} setting(s), {len(seeds)} seed(s), {num_runs(settings, seeds)} run(s) of "
-        f"{min(steps):,} to {max(steps):,} steps, about {in_words(seconds)} on {device}"
+        f"{len(settings)} setting(s), {len(seeds)} seed(s), {num_runs} run(s) "
+        f"of {min(steps):,} to {max(steps):,} steps, about {in_words(seconds)} on {device}"
     )
     notes = (f"{name} {json.dumps(note)}" for name, note in problem.notes.items())
     return [f"{problem.task.name}: {line}" for line in (work, *notes)]
@@ -172,11 +167,12 @@ def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...
         StoppedError: if it was asked to stop.
     """
     task, numbers = ledger.problem.task, itertools.count(1)
+    num_runs = len(settings) + len(seeds) - 1
 
     def run(config: TuneConfig, seed: int) -> dict[str, Any]:
         if ledger.should_stop():
             raise StoppedError
-        name = f"{task.name} {next(numbers)}/{num_runs(settings, seeds)} seed {seed}"
+        name = f"{task.name} {next(numbers)}/{num_runs} seed {seed}"
         steps_per_epoch = config.steps_per_epoch(ledger.problem.train.rows)
         with ProgressLine(name, config.epochs * steps_per_epoch) as line:
             return ledger.run(config, seed, partial(_show, line, steps_per_epoch))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from exlm_lab.downstream.task import Task, load_hub, named_entry
-from exlm_lab.parsed import Shape, parsed
+from exlm_lab.ledger import Shape, parsed
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 from exlm_mini.data.text import document, open_decompressed

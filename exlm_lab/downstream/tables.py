@@ -23,7 +23,8 @@ CHUNK = 1000
 
 
 def chunks(path: Path, size: int = CHUNK) -> Iterator[Any]:
-    """Data frames of up to so many rows, with the cells as they stand in a file; one at least."""
+    """Data frames of up to so many rows, with the cells as they stand in a file; of a table without
+    rows an empty one."""
     import pandas
 
     suffix = suffix_of(path)
@@ -34,11 +35,15 @@ def chunks(path: Path, size: int = CHUNK) -> Iterator[Any]:
         )
     read = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}[suffix]
     with reading(path, errors=csv.Error), open_decompressed(path) as stream:
-        frame = pandas.DataFrame()
+        empty, is_empty = pandas.DataFrame(), True
         for frame in read(path, stream, size):
-            yield frame
-        if not len(frame.columns):
-            yield frame
+            if len(frame):
+                yield frame
+                is_empty = False
+            else:
+                empty = frame
+        if is_empty:
+            yield empty
 
 
 def num_rows(path: Path) -> int:
@@ -116,33 +121,26 @@ def table_writer(path: Path) -> Iterator[Callable[[Any], None]]:
     import pyarrow
     import pyarrow.parquet
 
-    suffix, is_first, sheet, last = path.suffix, True, None, None
-    if suffix not in TABLES:
+    if path.suffix not in TABLES:
         raise UserError(f"--output is {path}; give a name that ends in {', '.join(TABLES)}")
+    sheet: Any = None
     with whole_file(path) as stream:
 
         def write(frame: Any) -> None:
-            nonlocal is_first, sheet, last
-            last = frame
-            if suffix == ".csv":
-                stream.write(frame.to_csv(index=False, header=is_first).encode())
-            elif suffix == ".jsonl" and len(frame):
-                stream.write(frame.to_json(orient="records", lines=True).encode())
-            elif suffix == ".parquet" and len(frame):
-                add(pyarrow.Table.from_pandas(frame, preserve_index=False))
-            is_first = False
-
-        def add(own: Any) -> None:
             nonlocal sheet
-            sheet = sheet or pyarrow.parquet.ParquetWriter(stream, own.schema)
-            sheet.write_table(own.cast(sheet.schema))
+            if path.suffix == ".csv":
+                text = frame.to_csv(index=False, header=stream.tell() == 0)
+                stream.write(text.encode())
+            elif path.suffix == ".parquet":
+                own = pyarrow.Table.from_pandas(frame, preserve_index=False)
+                sheet = sheet or pyarrow.parquet.ParquetWriter(stream, own.schema)
+                sheet.write_table(own.cast(sheet.schema))
+            elif len(frame):
+                stream.write(frame.to_json(orient="records", lines=True).encode())
 
         yield write
-        if suffix == ".parquet":
-            if sheet is None and last is not None:  # a table without rows
-                add(pyarrow.Table.from_pandas(last, preserve_index=False))
-            if sheet is not None:
-                sheet.close()
+        if sheet is not None:
+            sheet.close()
 
 
 def find_column(source: object, header: Iterable[Any], *names: str) -> int:

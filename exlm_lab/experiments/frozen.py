@@ -9,8 +9,6 @@ Shapes: R molecules, D features, C quantities.
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +18,6 @@ from torch import Tensor
 from exlm_lab.downstream.inputs import evaluation_batches, padded
 from exlm_lab.downstream.scaffolds import scaffold
 from exlm_lab.experiments.pairs import pair_metrics
-from exlm_mini.data.files import write_atomically
 from exlm_mini.data.molecules import read_molecule, require_rdkit
 from exlm_mini.data.packs import Pack
 from exlm_mini.data.tokenizer import Tokenizer
@@ -51,16 +48,11 @@ class Molecules(NamedTuple):
         return [pack.gather([n])[0][0].numpy() for n in self.number_R]
 
 
-def held_out(pack: Pack, tokenizer: Tokenizer, folder: Path) -> Molecules:
+def held_out(pack: Pack, tokenizer: Tokenizer) -> Molecules:
     """``NUM_EACH`` molecules (or all) each for training and test, without common scaffolds."""
     require_rdkit()
-    from rdkit import rdBase
     from rdkit.Chem import Descriptors
 
-    path = folder / f"molecules-{pack.sha256[:16]}-{rdBase.rdkitVersion}-{NUM_EACH}.npz"
-    if path.exists():
-        with np.load(path) as cached:
-            return Molecules(**cached)
     functions = [dict(Descriptors.descList)[name] for name in QUANTITIES]
     rng = np.random.default_rng(0)
     sides: dict[str, int] = {}
@@ -76,11 +68,7 @@ def held_out(pack: Pack, tokenizer: Tokenizer, folder: Path) -> Molecules:
             rows.append((n, side == 1, [quantity(molecule) for quantity in functions]))
         if min(counts) == NUM_EACH:
             break
-    molecules = Molecules(*map(np.array, zip(*rows, strict=True)))
-    buffer = io.BytesIO()
-    np.savez(buffer, **molecules._asdict())
-    write_atomically(path, buffer.getvalue())
-    return molecules
+    return Molecules(*map(np.array, zip(*rows, strict=True)))
 
 
 def measure_molecules(

@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from exlm_lab.experiments.metric_names import DOWNSTREAM
-from exlm_lab.parsed import Shape, parsed
+from exlm_lab.ledger import Shape, parsed
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import read_bytes, reading, write_atomically

@@ -28,7 +28,7 @@ from exlm_lab.downstream.catalogue import ReadingConfig, load_task
 from exlm_lab.downstream.prepared import Problem, load_problem, make_problem
 from exlm_lab.downstream.task import Examples
 from exlm_lab.experiments.cells import Cell, Downstream
-from exlm_lab.experiments.frozen import held_out, measure_molecules
+from exlm_lab.experiments.frozen import Molecules, held_out, measure_molecules
 from exlm_lab.experiments.measures import measure, measure_together
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config import RunConfig, settings_with
@@ -76,6 +76,7 @@ class Runner:
         self.work, self.device, self.data = work, device, data
         self.report, self.should_stop = report, should_stop
         self._corpora: dict[Path, Corpus] = {}
+        self._molecules: dict[Path, Molecules] = {}
 
     def corpus(self, config: RunConfig) -> Corpus:
         """The corpus of a run, prepared at its first use."""
@@ -180,9 +181,10 @@ class Runner:
         if cell.with_prize:
             numbers |= measure_together(model, with_masks, corpus, pretrained.tokenizer)
         elif corpus.kind == "smiles" and masks is None:
-            folder, pack = self._corpus_folder(config) / "molecules", corpus.validation
-            with self._alone(folder):
-                known = held_out(pack, pretrained.tokenizer, folder)
+            pack, folder = corpus.validation, self._corpus_folder(config)
+            known = self._molecules[folder] = self._molecules.get(folder) or held_out(
+                pack, pretrained.tokenizer
+            )
             is_repeated = config.objective == "repeated-mlm"
             k = config.masking.num_copies if is_repeated else None
             numbers |= measure_molecules(model, pretrained.tokenizer, pack, known, k)

@@ -23,7 +23,7 @@ ORDER = """
     exlm_mini.hf
     exlm_mini.prepare exlm_mini.pretrain exlm_mini.fill exlm_mini.doctor
     exlm_mini.export exlm_mini.__main__
-    exlm_lab.benchmarks exlm_lab.ledger exlm_lab.parsed
+    exlm_lab.benchmarks exlm_lab.ledger
     exlm_lab.downstream
     exlm_lab.experiments
     exlm_lab.finetune exlm_lab.predict exlm_lab.embed exlm_lab.sweep exlm_lab.bench

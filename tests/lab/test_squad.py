@@ -173,7 +173,7 @@ def test_the_two_files_of_a_directory_are_read(tmp_path):
         (json.dumps(PETS).replace('"question":', '"asked":'), "question"),
         (
             json.dumps(PETS).replace('"why?"', "7"),
-            "(question: Input should be a valid string",
+            "question is 7; it should be a valid string",
         ),
     ],
 )

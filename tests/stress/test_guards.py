@@ -17,7 +17,6 @@ from tiny_runs import DATA, tiny_run
 from exlm_lab.downstream.catalogue import load_task
 from exlm_lab.downstream.finetuning import fine_tune
 from exlm_lab.downstream.prepared import make_problem
-from exlm_lab.downstream.results import read_results
 from exlm_lab.downstream.runs import TuningLedger
 from exlm_lab.downstream.settings import ReadingConfig, TuneConfig
 from exlm_lab.downstream.squad import load_squad
@@ -25,7 +24,6 @@ from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_lab.experiments import records
 from exlm_lab.experiments.records import read_lines, read_record
 from exlm_mini.data.corpus import prepare_corpus
-from exlm_mini.data.files import write_json
 from exlm_mini.reading.trained import load, open_checkpoint
 from exlm_mini.training.trainer import Trainer
 
@@ -60,9 +58,6 @@ def places(tmp_path_factory) -> dict[str, Place]:
     ledger.run(quick, 1)
     cell, running = ledger.path(quick, 1), home / "running"
     fine_tune(pretrained, problem, quick, 1, running, "cpu")
-    write_json(
-        home / "results.json", {"checkpoint": {"sha256": pretrained.sha256}, "tasks": {}}
-    )
     answer = {"text": "mat", "answer_start": 0}
     paragraph = {"context": "mat", "qas": [{"id": "1", "question": "?", "answers": [answer]}]}
     for name in ("train", "dev"):
@@ -97,11 +92,6 @@ def places(tmp_path_factory) -> dict[str, Place]:
             lambda: load_task("rte", home, ReadingConfig(), pretrained.tokenizer),
             f"{downstream}.examples.find_column",
         ),
-        "results": Place(
-            home / "results.json",
-            lambda: read_results(home, pretrained),
-            "exlm_mini.data.files.seal_of",
-        ),
         "cell": Place(cell, lambda: ledger.run(quick, 1), f"{downstream}.runs.check_identity"),
         "run": Place(
             running / "run.json",
@@ -122,8 +112,8 @@ def places(tmp_path_factory) -> dict[str, Place]:
 
 
 PLACES = [
-    "manifest", "model", "settings", "tokenizer", "moments", "squad", "glue", "results", "cell",
-    "run", "record", "line",
+    "manifest", "model", "settings", "tokenizer", "moments", "squad", "glue", "cell", "run",
+    "record", "line",
 ]  # fmt: skip
 
 
