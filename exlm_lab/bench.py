@@ -3,11 +3,12 @@
     python -m exlm_lab.bench dag             every backend at five shapes
     python -m exlm_lab.bench dag --shape 8,77,308 --extra-backend mine.py
     python -m exlm_lab.bench step            ExLM beside MLM, part by part; expanded late too
+    python -m exlm_lab.bench step --recipe smiles-tiny
 
-All times are medians of forward and backward pass together, after a run to warm up, and are
-compared within one process: their ratio is that of the wall clock to vectorized or mlm. The table
-goes to stdout, with --output the records to a file too; what was left out, and why, goes to
-stderr.
+All times are medians, of forward and backward pass together or of a whole step of training, after a
+run to warm up, and are compared within one process: their ratio is that of the wall clock to
+vectorized or mlm. The table goes to stdout, with --output the records to a file too; what was left
+out, and why, goes to stderr.
 
 An extra backend is a Python file that defines ::
 
@@ -25,14 +26,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exlm_lab.benchmarks.record import DAG_SHAPES, TEXT_SHAPE, Record, Shape
-from exlm_mini.config import ENCODER_PRESETS
+from exlm_lab.benchmarks.record import DAG_SHAPES, Record, Shape
 from exlm_mini.config.checks import Threads, UserError
 from exlm_mini.config.options import command_parser, of
+from exlm_mini.config.recipes import load_recipe
 from exlm_mini.training.console import exit_code, say
 
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
@@ -42,7 +45,7 @@ ABOUT = {
     "dag": "the dynamic programme: every alignment backend",
     "step": "a training step: ExLM beside MLM",
 }
-PRECISIONS = ("fp32", "bf16")
+RECIPE = "text-tiny"
 _COLUMNS = "{:>15} {:<13} {:>10} {:>10} {:>7} {:>9} {:>8}"
 
 
@@ -55,16 +58,18 @@ def _parser() -> argparse.ArgumentParser:
         add("--output", type=Path, metavar="FILE", help="write the records, one JSON list")
         add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
         add(
-            "--shape", type=_shape, action="append", metavar="B,M,L",
-            help="rows, targets, states; may be given several times",
-        )  # fmt: skip
-        add(
             "--threads", type=of(Threads), metavar="N", help="of the CPU; default PyTorch's own"
         )
         if name == "step":
-            add("--precision", choices=PRECISIONS, default="fp32", help="fp32 or bf16")
-            add("--preset", choices=ENCODER_PRESETS, help="default 8 layers of width 384")
+            recipe = (
+                f"the settings, default {RECIPE}; its data are the embedded ones of its kind"
+            )
+            add("--recipe", metavar="NAME", default=RECIPE, help=recipe)
         if name == "dag":
+            add(
+                "--shape", type=_shape, action="append", metavar="B,M,L",
+                help="rows, targets, states; may be given several times",
+            )  # fmt: skip
             add("--sharp", action="store_true", help="graphs like those of a trained model")
             add(
                 "--extra-backend", type=Path, action="append", default=[], metavar="PATH",
@@ -110,7 +115,7 @@ def run(arguments: argparse.Namespace) -> None:
                     f"{name}, threads {torch.get_num_threads()}, torch {about['torch']}, commit "
                     f"{about['commit']}\n"
                     + _COLUMNS.format(
-                        "B,M,L", "", "wall ms", "cpu ms", "ratio", "peak MiB", "error"
+                        "shape", "", "wall ms", "cpu ms", "ratio", "peak MiB", "error"
                     )
                 )
             rows.append({"benchmark": arguments.benchmark, **record, "machine": about})
@@ -131,9 +136,14 @@ def _records(arguments: argparse.Namespace, device: torch.device) -> Iterator[Re
             yield from dag(shape, functions, device, arguments.sharp, say)
     else:
         from exlm_lab.benchmarks.step import step
+        from exlm_mini.data.corpus import prepare_corpus
 
-        for shape in arguments.shape or (TEXT_SHAPE,):
-            yield from step(shape, arguments.preset, device, arguments.precision)
+        config = load_recipe(arguments.recipe)
+        data = replace(config.data, pack=None, source=())
+        train = replace(config.train, device=str(device))
+        with tempfile.TemporaryDirectory() as folder:
+            corpus = prepare_corpus(data, Path(folder), 1, say)
+            yield from step(replace(config, objective="exlm", data=data, train=train), corpus)
 
 
 def _lines(row: Record) -> Iterator[str]:

@@ -32,11 +32,11 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from exlm_lab.downstream.catalogue import EMBEDDED_OF, input_of, task_names
+from exlm_lab.downstream.catalogue import EMBEDDED, INPUT_OF, check_task
 from exlm_lab.downstream.examples import load_table
 from exlm_lab.downstream.grid import TUNING, Space, Tuning, check_seeds
 from exlm_lab.downstream.settings import MAX_UNKNOWN, ReadingConfig, TuneConfig
@@ -125,7 +125,7 @@ def _parser() -> Any:
     add("--test", type=Path, metavar="TABLE", help="rows that are reported")
     add(
         "--task", nargs="+", default=[], metavar="NAME",
-        help=f"{', '.join(task_names())}; default: the recipe's, else an embedded one",
+        help=f"{', '.join(INPUT_OF)}; default: the recipe's, else an embedded one",
     )  # fmt: skip
     add(
         "--from", "--checkpoint", dest="checkpoint", type=Path, required=True, metavar="RUN",
@@ -168,7 +168,7 @@ def parse(argv: list[str]) -> Request:
     elif options.grid:
         raise UserError("--grid needs a --recipe with the values to try, finetune/table-11")
     for task in options.task if options.table is None else ():
-        input_of(task)
+        check_task(task)
         if recipe.spaces and task not in recipe.spaces:
             known = nearest(task, recipe.spaces)
             raise UserError(f"the recipe {recipe.name} has no task {task}; {known}")
@@ -177,8 +177,10 @@ def parse(argv: list[str]) -> Request:
         recipe = replace(recipe, seeds=tuple(options.seeds))
     changed = given(options, "train.")
     # An option stands above the recipe.
-    varied = dict.fromkeys({f.name for f in fields(Space)} & changed.keys(), ())
-    spaces = {task: replace(space, **varied) for task, space in recipe.spaces.items()}
+    spaces = {
+        task: Space({name: values for name, values in space.items() if name not in changed})
+        for task, space in recipe.spaces.items()
+    }
     recipe = replace(recipe, spaces=spaces, changed=tuple(sorted(changed)) if spaces else ())
     if options.output is None:
         options.output = Path("runs") / f"finetune-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -245,27 +247,23 @@ def run(request: Request) -> bool:
 
 
 def _tasks(request: Request, pretrained: Trained) -> list[str]:
-    """The tasks asked for; where none is named, those that are meant, which is said."""
-    kind = pretrained.input
-    tasks = request.options.task
-    if request.options.table is not None:
-        return tasks
+    """The tasks asked for; where none is named, those of the recipe that the model can read."""
+    options, kind = request.options, pretrained.input
+    if options.table is not None:
+        return options.task
+    tasks = options.task or list(request.recipe.spaces)
+    if not tasks and kind in EMBEDDED:
+        tasks = [EMBEDDED[kind]]
     if not tasks:
-        if not request.recipe.spaces and kind not in EMBEDDED_OF:
-            raise UserError(
-                f"no task of {kind} is embedded; give a TABLE, or name one with --task"
-            )
-        known = list(request.recipe.spaces) or [EMBEDDED_OF[kind]]
-        tasks = [task for task in known if input_of(task) == kind]
-        say(f"no --task: {', '.join(tasks)}")
-        tasks = tasks or known
-    for task in tasks:
-        if (needed := input_of(task)) != kind:
-            raise UserError(
-                f"{task} consists of {needed}, and {pretrained.path} was trained on {kind}; give "
-                f"a checkpoint that was trained on {needed}"
-            )
-    return tasks
+        raise UserError(f"no task of {kind} is embedded; give a TABLE, or name a --task")
+    others = [task for task in tasks if INPUT_OF[task] != kind]
+    if others and (options.task or others == tasks):
+        needed = INPUT_OF[others[0]]
+        raise UserError(
+            f"{others[0]} consists of {needed}, and {pretrained.path} was trained on {kind}; give "
+            f"a checkpoint that was trained on {needed}"
+        )
+    return [task for task in tasks if task not in others]
 
 
 def _tune(

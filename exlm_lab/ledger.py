@@ -1,4 +1,4 @@
-"""What runs leave and what others made: read only if it is of the right kind, and of the same run."""
+"""What runs leave, and what others made: read only if it is of the right kind and run."""
 
 from __future__ import annotations
 

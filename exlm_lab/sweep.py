@@ -26,9 +26,7 @@ import argparse
 import fnmatch
 import itertools
 import os
-import shutil
 import sys
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -86,7 +84,7 @@ def select(names: list[str], patterns: list[str] | None = None) -> dict[str, lis
             raise UserError(f"there is no sweep '{word}'; {nearest(word, words)}")
         study = [one.name for one in catalogue.planned()]
         for name in study if word == STUDY else [word]:
-            selected[name] = list(catalogue.experiment(name).cells)
+            selected[name] = list(catalogue.EXPERIMENTS[name].cells)
     known = [cell.name for cells in selected.values() for cell in cells]
     for pattern in patterns or ():
         if not fnmatch.filter(known, pattern):
@@ -104,19 +102,12 @@ def select(names: list[str], patterns: list[str] | None = None) -> dict[str, lis
 
 def with_data(runs: list[Run], runner: Runner) -> list[Run]:
     """The runs whose data are there; each reason to leave others out is given once."""
-    possible = []
-    reasons: dict[str, str] = {}
-    for run in runs:
-        try:
-            runner.check_inputs(run.cell.config(run.seed))
-            possible.append(run)
-        except UserError as error:
-            reasons.setdefault(str(error), f"{run.sweep} {run.cell.name} is left out: {error}")
-    if reasons and not possible:
-        raise UserError(next(iter(reasons)))
-    for line in reasons.values():
-        say(line)
-    return possible
+    reasons = [runner.lacks(run.cell.config(run.seed)) for run in runs]
+    if all(reasons):
+        raise UserError(reasons[0])
+    for reason in dict.fromkeys(filter(None, reasons)):
+        say(f"what needs it is left out: {reason}")
+    return [run for run, reason in zip(runs, reasons, strict=True) if not reason]
 
 
 def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> None:
@@ -205,7 +196,7 @@ def listing(options: argparse.Namespace) -> int:
             for cell in cells
         ]
         every = list(itertools.chain.from_iterable(done))
-        about = catalogue.experiment(name).about
+        about = catalogue.EXPERIMENTS[name].about
         print(f"{name}: {sum(every)} of {len(every)} runs recorded; {about}")
         for cell, several in zip(cells, done, strict=True):
             settings = ", ".join(f"{key} {value}" for key, value in cell.settings.items())
@@ -214,9 +205,7 @@ def listing(options: argparse.Namespace) -> int:
                 f"{cell.name}: {sum(several)} of {len(several)}; {cell.base}, "
                 f"{settings or 'as it is'}{row}"
             )
-            width = shutil.get_terminal_size().columns
-            wrapper = textwrap.TextWrapper(width, "  ", "    ", break_on_hyphens=False)
-            print(wrapper.fill(text))
+            print(f"  {text}")
     return 0
 
 

@@ -22,12 +22,11 @@ from pathlib import Path
 import pandas as pd
 
 from exlm_lab.experiments import records, tables, verdicts
-from exlm_lab.experiments.catalogue import experiment
+from exlm_lab.experiments.catalogue import EXPERIMENTS
 from exlm_lab.experiments.correlations import STATISTICS, over_seeds
 from exlm_lab.experiments.metric_names import SHARES
 from exlm_lab.experiments.records import DOWNSTREAM, EMPTY, by_seed, grid, shown
 from exlm_lab.experiments.scorecard import Score, scorecard
-from exlm_mini.config.checks import UserError
 
 NUMBERS = 5
 """Columns of numbers that fit beside a name."""
@@ -37,11 +36,9 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 @cache
 def runs(name: str) -> pd.DataFrame:
     """The runs of an experiment."""
-    try:
-        experiment(name)
-        return records.runs(name, RESULTS)
-    except UserError as error:
-        raise ValueError(str(error)) from None
+    if name not in EXPERIMENTS:
+        raise ValueError(f"there is no sweep '{name}'")
+    return records.runs(name, RESULTS)
 
 
 def sweep(text: str) -> str:

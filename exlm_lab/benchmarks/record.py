@@ -32,8 +32,6 @@ DAG_SHAPES = (
     Shape(64, 77, 308),  # Appendix I.4
     Shape(4, 256, 1024),
 )
-TEXT_SHAPE = Shape(16, 21, 84)
-"""Rows of 128 tokens of which 19 are masked, k = 4, expanded boundaries."""
 Note = Callable[[str], None]
 """Takes a line about what was left out, and why."""
 Record = dict[str, Any]
@@ -41,7 +39,7 @@ Record = dict[str, Any]
 
 def record(
     backend: str,
-    shape: Shape,
+    shape: tuple[int, ...],
     timing: Timing,
     call: Callable[[], Any],
     device: torch.device,
@@ -66,16 +64,11 @@ def record(
 
 
 def compared(records: Iterable[Record], reference: str) -> Iterator[Record]:
-    """Records of one shape with their times over those of the reference, which comes first.
-
-    The ratios are none where the reference was left out, or the processor's clock did not move.
-    """
-    base: Record = {}
+    """Records of one shape with their times over those of the reference, which comes first; none
+    where it was left out."""
+    base = None
     for one in records:
         if one["backend"] == reference:
-            base = one
-        ratios = {
-            f"{name}_ratio": one[time] / base[time] if base.get(time) else None
-            for name, time in (("wall", "median_ms"), ("cpu", "median_cpu_ms"))
-        }
-        yield one | {"reference": reference if base else None} | ratios
+            base = one["median_ms"]
+        ratio = None if base is None else one["median_ms"] / base
+        yield one | {"reference": reference if base else None, "wall_ratio": ratio}

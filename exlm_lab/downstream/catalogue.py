@@ -11,30 +11,27 @@ from exlm_lab.downstream.task import Splits, Task
 from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.tokenizer import Tokenizer
 
-MOLECULES = (*moleculenet.BENCHMARKS, patterns.NAME)
-EMBEDDED_OF = {"smiles": patterns.NAME, "toy": inference.NAME}
+EMBEDDED = {"smiles": patterns.NAME, "toy": inference.NAME}
 """By kind of data, the task that needs no file."""
+INPUT_OF = {
+    **dict.fromkeys((*glue.TASKS, squad.TASK.name), "text"),
+    **dict.fromkeys((*moleculenet.BENCHMARKS, patterns.NAME), "smiles"),
+    inference.NAME: "toy",
+}
+"""The kind of data of every task, by its name on the command line."""
 
 
-def task_names() -> list[str]:
-    """All tasks, by their names on the command line."""
-    return [*glue.TASKS, squad.TASK.name, *MOLECULES, inference.NAME]
-
-
-def input_of(name: str) -> str:
-    """The kind of data of a task: text, smiles or toy."""
-    if name not in task_names():
-        raise UserError(f"unknown task '{name}'; {nearest(name, task_names())}")
-    if name == inference.NAME:
-        return "toy"
-    return "smiles" if name in MOLECULES else "text"
+def check_task(name: str) -> None:
+    """Refuse a name that no task has."""
+    if name not in INPUT_OF:
+        raise UserError(f"unknown task '{name}'; {nearest(name, INPUT_OF)}")
 
 
 def load_task(
     name: str, data: Path | None, reading: ReadingConfig, tokenizer: Tokenizer
 ) -> tuple[Task, Splits]:
-    """A task of ``task_names`` and its examples, except for SQuAD, which has no ``Examples``."""
-    if data is not None and name in EMBEDDED_OF.values():
+    """A task of ``INPUT_OF`` and its examples, except for SQuAD, which has no ``Examples``."""
+    if data is not None and name in EMBEDDED.values():
         raise UserError(f"{name} is embedded in the package and reads no --data; drop it")
     if name == inference.NAME:
         return inference.load()

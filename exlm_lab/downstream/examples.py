@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -47,21 +47,16 @@ AS_IT_IS = Cleaning()
 # ---- targets ----
 
 
-class _Answers(NamedTuple):
-    """The answers in some columns."""
+def encode(
+    source: str, cells_RC: np.ndarray, task: Task
+) -> tuple[Task, np.ndarray, dict[int, str]]:
+    """The answers in the cells of the targets.
 
-    kind: Kind
-    classes: tuple[str, ...]
-    numbers: tuple[str, ...]
-    """See ``Task``."""
-    labels: np.ndarray
-    """float64 (R, C); nan is missing, or wrong."""
-    reasons: dict[int, str]
-    """By row, what is wrong with it."""
-
-
-def encode(source: str, cells_RC: np.ndarray, task: Task) -> _Answers:
-    """The answers in the cells of the targets."""
+    Returns:
+        task: with what the cells say of it.
+        labels_RC: float64; nan is missing, or wrong.
+        reasons: by row, what is wrong with it.
+    """
     reasons: dict[int, str] = {}
     kinds, classes, labels = zip(
         *(
@@ -79,9 +74,13 @@ def encode(source: str, cells_RC: np.ndarray, task: Task) -> _Answers:
     labels_RC = np.stack(labels, axis=1)
     for empty in np.flatnonzero(np.isnan(labels_RC).all(axis=1)):
         reasons.setdefault(int(empty), "it has no answer")
-    names = classes[0] if kind == "classes" else task.targets
-    numbers = tuple(t for t, k in zip(task.targets, kinds, strict=True) if k == "numbers")
-    return _Answers(kind, names, numbers, labels_RC, reasons)
+    task = task._replace(
+        kind=kind,
+        classes=classes[0] if kind == "classes" else task.targets,
+        numbers=tuple(t for t, k in zip(task.targets, kinds, strict=True) if k == "numbers"),
+        metric=task.metric or METRICS[kind],
+    )
+    return task, labels_RC, reasons
 
 
 def _encode(
@@ -186,18 +185,17 @@ def load_table(
     if not len(cells_RX):
         raise UserError(f"{source} has 0 rows; give another file")
     task = task._replace(columns=tuple(names[:num_texts]), targets=tuple(names[num_texts:]))
-    answers = encode(source, cells_RX[:, num_texts:], task)
-    texts, left_out = [], dict(answers.reasons)
+    task, labels, left_out = encode(source, cells_RX[:, num_texts:], task)
+    texts = []
     is_smiles = task.input == "smiles"
     for cells_R in cells_RX[:, :num_texts].T:
         column, reasons = readable(cells_R, task.input, AS_IT_IS if is_smiles else None)
         left_out |= reasons
         texts.append(column)
-    is_known_R = ~np.isnan(answers.labels).all(axis=1)
+    is_known_R = ~np.isnan(labels).all(axis=1)
     rows = [n for n in np.flatnonzero(is_known_R) if all(column[n] for column in texts)]
     chosen, notes = _split(source, parts, [*map(int, rows)], texts[0], how, task.input)
-    labels = answers.labels
-    if answers.kind == "classes":
+    if task.kind == "classes":
         labels = np.nan_to_num(labels[:, 0], nan=-1).astype(np.int64)
     notes = {
         "source": source,
@@ -230,9 +228,7 @@ def load_table(
     splits = Splits(
         examples["train"], examples["validation"], examples.get("test"), notes, others
     )
-    kind, classes, numbers, *_ = answers
-    metric = task.metric or METRICS[kind]
-    return task._replace(kind=kind, classes=classes, numbers=numbers, metric=metric), splits
+    return task, splits
 
 
 def _split(

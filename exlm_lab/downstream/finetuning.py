@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -173,17 +173,15 @@ def seconds_per_step(
     return min(seconds)
 
 
+@dataclass
 class _Watcher(TrainerCallback):
     """Reports progress, stops when asked, and ends a run whose loss is not finite."""
 
-    def __init__(
-        self,
-        on_progress: Callable[[Progress], None],
-        should_stop: Callable[[], bool],
-        note: Callable[[], float],
-    ) -> None:
-        self.on_progress, self.should_stop, self.note = on_progress, should_stop, note
-        self.is_stopped, self.loss = False, math.nan
+    on_progress: Callable[[Progress], None]
+    should_stop: Callable[[], bool]
+    note: Callable[[], float]
+    is_stopped: bool = False
+    loss: float = math.nan
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.on_progress(Progress(state.global_step, self.loss, math.nan, None))

@@ -8,14 +8,15 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from dataclasses import asdict, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from exlm_lab.downstream.catalogue import task_names
+from exlm_lab.downstream.catalogue import check_task
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
-from exlm_mini.config.checks import Seed, UserError, nearest, settings
+from exlm_mini.config.checks import Seed, UserError, settings
 from exlm_mini.config.recipes import Kind
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "finetune"
@@ -24,27 +25,13 @@ PAPER = RECIPES / "paper.json"
 Report = Literal["median", "mean", "mean-sd"]
 
 
-@settings()
-class Space:
-    """Values to try for one task; every combination is a setting (``TuneConfig`` says of what)."""
-
-    learning_rate: tuple[float, ...] = ()
-    batch_size: tuple[int, ...] = ()
-    epochs: tuple[int, ...] = ()
-    warmup_share: tuple[float, ...] = ()
-    dropout: tuple[float, ...] = ()
-    attention_dropout: tuple[float, ...] = ()
-    pooler_dropout: tuple[float, ...] = ()
-    weight_decay: tuple[float, ...] = ()
-    clip_norm: tuple[float, ...] = ()
+class Space(dict[str, Sequence[Any]]):
+    """Values to try for one task, by setting (``TuneConfig`` says of what)."""
 
     def settings(self, base: TuneConfig) -> list[TuneConfig]:
         """All combinations; what is not named stays as in ``base``."""
-        named = {f.name: values for f in fields(self) if (values := getattr(self, f.name))}
-        return [
-            replace(base, **dict(zip(named, combination, strict=True)))
-            for combination in itertools.product(*named.values())
-        ]
+        combinations = itertools.product(*self.values())
+        return [replace(base, **dict(zip(self, own, strict=True))) for own in combinations]
 
 
 @settings()
@@ -52,8 +39,8 @@ class Tuning:
     """Settings and seeds for some tasks, and how their results are put together: a recipe."""
 
     name: str
-    spaces: dict[str, Space]
-    """By task."""
+    spaces: dict[str, Any]
+    """By task, a ``Space``."""
     seeds: tuple[Seed, ...] = ()
     report: Report = "mean-sd"
     changed: tuple[str, ...] = ()
@@ -70,9 +57,9 @@ def _tuning(name: str, said: dict[str, Any]) -> Tuning:
     """What the settings of a recipe ask for."""
     whole = {key: said.pop(key) for key in ("seeds", "report") if key in said}
     for task in said:
-        if task not in task_names():
-            raise UserError(f"unknown task {task}; {nearest(task, task_names())}")
-    recipe = Tuning(Path(name).stem, said, **whole)
+        check_task(task)
+    spaces = {task: Space(values or {}) for task, values in said.items()}
+    recipe = Tuning(Path(name).stem, spaces, **whole)
     check_seeds("seeds", recipe.seeds)
     for space in recipe.spaces.values():
         space.settings(TuneConfig())  # refuses what cannot be

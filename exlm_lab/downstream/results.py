@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from exlm_lab.downstream.grid import PAPER, Tuning, is_diverged, paper_numbers, setting_of
+from exlm_lab.downstream.grid import Tuning, is_diverged, paper_numbers, setting_of
 from exlm_lab.downstream.runs import Result
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import write_atomically, write_json
@@ -94,7 +94,7 @@ def write_results(
 def shown(results: dict[str, Any]) -> list[str]:
     """The table of ``results.json``, notes for its reader, and costs."""
     lines = [f"{name}: {'; '.join(notes(r))}" for name, r in results["tasks"].items()]
-    return [*table(results), "", *lines, "", *scale(results)]
+    return [*table(results), "", *lines, "", cost(results)]
 
 
 def in_percent(values: list[float], report: str) -> str:
@@ -216,16 +216,13 @@ def notes(record: dict[str, Any]) -> list[str]:
     return lines
 
 
-def scale(results: dict[str, Any]) -> list[str]:
-    """The cost of our numbers and of the paper's, one line each, from ``results.json``."""
+def cost(results: dict[str, Any]) -> str:
+    """What our numbers cost, from ``results.json``."""
     checkpoint, tasks = results["checkpoint"], results["tasks"].values()
     parameters = max(record["parameters"] for record in tasks)
     seconds = sum(record["seconds"] for record in tasks)
     devices = sorted({record["made_with"]["device"] for record in tasks})
-    lines = [
+    return (
         f"ours: {checkpoint['objective']}, {parameters:,} parameters, pre-trained for "
         f"{checkpoint['step']:,} steps; fine-tuned in {seconds:,.0f} s on {', '.join(devices)}"
-    ]
-    printed = json.loads(PAPER.read_text(encoding="utf-8"))["scale"]
-    names = {PAPER_TABLES[r["recipe"]][0] for r in tasks if r["recipe"] in PAPER_TABLES}
-    return lines + [f"{name} of the paper: {printed[name]}" for name in sorted(names)]
+    )

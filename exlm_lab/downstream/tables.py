@@ -143,26 +143,19 @@ def table_writer(path: Path) -> Iterator[Callable[[Any], None]]:
             sheet.close()
 
 
-def find_column(source: object, header: Iterable[Any], *names: str) -> int:
-    """The place of a column in a header.
-
-    Args:
-        source: of the table, for messages.
-        header: the names of all columns.
-        names: of the column, the first that occurs counts.
-    """
-    header = [str(name) for name in header]
-    known = [name.strip().casefold() for name in header]
-    for name in names:
-        places = [place for place, own in enumerate(known) if own == name.strip().casefold()]
-        if len(places) == 1:
-            return places[0]
-        if places:
-            twice = ", ".join(f"'{header[place]}'" for place in places)
-            raise UserError(
-                f"{source} has the column '{name}' {len(places)} times ({twice}); keep one of them"
-            )
+def find_column(source: object, header: Iterable[Any], name: str) -> int:
+    """The place of a column in a header, the names of all; ``source`` is the table in messages."""
+    header = [str(own) for own in header]
+    bare = name.strip().casefold()
+    places = [place for place, own in enumerate(header) if own.strip().casefold() == bare]
+    if len(places) == 1:
+        return places[0]
+    if places:
+        twice = ", ".join(f"'{header[place]}'" for place in places)
+        raise UserError(
+            f"{source} has the column '{name}' {len(places)} times ({twice}); keep one of them"
+        )
     raise UserError(
-        f"{source} has no column '{names[0]}', it has: {', '.join(header)[:300] or 'none'}; name "
-        "one of these, or give another file"
+        f"{source} has no column '{name}', it has: {', '.join(header)[:300] or 'none'}; name one "
+        "of these, or give another file"
     )

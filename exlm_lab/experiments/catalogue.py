@@ -5,7 +5,6 @@ from __future__ import annotations
 from exlm_lab.experiments.cells import Experiment
 from exlm_lab.experiments.grids import SWEEPS
 from exlm_lab.experiments.study import STUDY
-from exlm_mini.config.checks import UserError, nearest
 
 EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in (*SWEEPS, *STUDY)}
 """In the order in which they are worth running."""
@@ -14,10 +13,3 @@ EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in (*SWEEPS, *STUDY)
 def planned() -> list[Experiment]:
     """The study: the experiments that have a plan."""
     return [one for one in EXPERIMENTS.values() if one.plan]
-
-
-def experiment(name: str) -> Experiment:
-    """The experiment of a name."""
-    if name not in EXPERIMENTS:
-        raise UserError(f"there is no sweep '{name}'; {nearest(name, EXPERIMENTS)}")
-    return EXPERIMENTS[name]

@@ -33,7 +33,7 @@ class Downstream:
     """The task that a trained model is fine-tuned on."""
 
     task: str
-    """One of ``downstream.catalogue.task_names``."""
+    """One of ``downstream.catalogue``."""
     tune: TuneConfig
     num_train: int | None = None
     """Use only the first so many training examples of an embedded task, and likewise for validation

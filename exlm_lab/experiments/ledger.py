@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exlm_lab.experiments.catalogue import experiment
+from exlm_lab.experiments.catalogue import EXPERIMENTS
 from exlm_lab.experiments.cells import Cell, Downstream
 from exlm_lab.experiments.records import AGAIN, Record, read_lines, read_record
 from exlm_lab.experiments.running import Runner
@@ -88,7 +88,7 @@ class SweepLedger(NamedTuple):
         if cell.cost_of is None:
             return {}, {}
         sweep, name = cell.cost_of
-        timed = experiment(sweep).cell(name)
+        timed = EXPERIMENTS[sweep].cell(name)
         ledger = self._replace(sweep=sweep)
         ratio = ledger.run(timed, timed.seeds[0])["metrics"]["cost_ratio"]
         config = cell.config(timed.seeds[0])
@@ -148,17 +148,13 @@ class SweepLedger(NamedTuple):
         return identity
 
 
-def _short(value: Any, name: str = "") -> Any:
-    """The same with few digits."""
-    if isinstance(value, Mapping):
-        return {key: _short(item, key) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_short(item, name) for item in value]
-    if not isinstance(value, float):
-        return value
-    if not math.isfinite(value):
-        raise UserError(
-            f"{name} is {value}, so the run is not recorded: its training went wrong; lower the "
-            "learning rate of its recipe"
-        )
-    return float(f"{value:.{DIGITS}g}")
+def _short(record: dict[str, Any]) -> Record:
+    """A record whose numbers have few digits."""
+    for name, value in record["metrics"].items():
+        if not math.isfinite(value):
+            raise UserError(
+                f"{name} is {value}, so the run is not recorded: its training went wrong; lower "
+                "the learning rate of its recipe"
+            )
+    text = json.dumps(record, allow_nan=False)
+    return json.loads(text, parse_float=lambda number: float(f"{float(number):.{DIGITS}g}"))

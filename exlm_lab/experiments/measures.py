@@ -98,17 +98,14 @@ def measure(
     if num_rows is None:
         longest = int(corpus.validation.lengths_R.max())
         num_rows = min(MOST_ROWS, len(corpus.validation), MOST_TOKENS // longest)
-    was_training, probed = model.training, {}
-    language = _Language.of(config, corpus)
+    was_training, language = model.training, _Language.of(config, corpus)
     model.eval()
-    try:
-        values = _read(model, config, corpus, language, num_rows, seed)
-        if with_probe and language is not None:
-            k = config.masking.num_copies if config.objective == "repeated-mlm" else 1
-            probed["probe_accuracy"] = probe_accuracy(model, k, *language, seed)
-    finally:
-        model.train(was_training)
-    return _summary(values) | probed
+    numbers = _summary(_read(model, config, corpus, language, num_rows, seed))
+    if with_probe and language is not None:
+        k = config.masking.num_copies if config.objective == "repeated-mlm" else 1
+        numbers["probe_accuracy"] = probe_accuracy(model, k, *language, seed)
+    model.train(was_training)
+    return numbers
 
 
 def measure_together(

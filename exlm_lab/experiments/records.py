@@ -82,8 +82,7 @@ def read_all(name: str, directory: Path) -> Mapping[Key, Record]:
     """All records of an experiment, collected or not, by cell and seed; none before its first."""
     records = dict(read_lines(directory / f"{name}.jsonl"))
     for path in sorted((directory / name).glob("*.json")):
-        record = _file(path, path.stat().st_mtime_ns, path.stat().st_size)
-        _add(records, record, path)
+        _add(records, read_record(path), path)
     for record in records.values():
         if record["sweep"] != name:
             raise UserError(
@@ -119,11 +118,6 @@ def _lines(path: Path, *version: int) -> Mapping[Key, Record]:
         where = f"{path} line {number}"
         _add(records, _parsed(line, where), where)
     return records
-
-
-@lru_cache(maxsize=4096)
-def _file(path: Path, *version: int) -> Record:
-    return read_record(path)
 
 
 def _add(records: dict[Key, Record], record: Record, where: object) -> None:

@@ -16,7 +16,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -53,34 +53,27 @@ SECONDS_BETWEEN_LOOKS = 1.0
 """Time between checks of a folder that another process is writing to."""
 
 
+@dataclass
 class Runner:
-    """Trains and measures in one work directory.
+    """Trains and measures in one work directory."""
 
-    Args:
-        work: see above; made if missing.
-        device: auto, cpu, cuda or cuda:N.
-        data: directory or file of a downstream task that is not embedded.
-        report: receives lines about unusual events.
-        should_stop: called after every step; if true, a checkpoint is saved and ``StoppedError``
-            raised.
-    """
-
-    def __init__(
-        self,
-        work: Path,
-        device: str = "auto",
-        data: Path | None = None,
-        report: Callable[[str], None] = print,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.work, self.device, self.data = work, device, data
-        self.report, self.should_stop = report, should_stop
-        self._corpora: dict[Path, Corpus] = {}
-        self._molecules: dict[Path, Molecules] = {}
+    work: Path
+    """See above; made if missing."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    data: Path | None = None
+    """Directory or file of a downstream task that is not embedded."""
+    report: Callable[[str], None] = print
+    """Receives lines about unusual events."""
+    should_stop: Callable[[], bool] = lambda: False
+    """Called after every step; if true, a checkpoint is saved and ``StoppedError`` raised."""
+    _corpora: dict[Path, Corpus] = field(default_factory=dict)
+    _molecules: dict[Path, Molecules] = field(default_factory=dict)
 
     def corpus(self, config: RunConfig) -> Corpus:
         """The corpus of a run, prepared at its first use."""
-        self.check_inputs(config)
+        if reason := self.lacks(config):
+            raise UserError(reason)
         folder = self._corpus_folder(config)
         if folder not in self._corpora:
             with self._alone(folder):
@@ -89,14 +82,15 @@ class Runner:
                 )
         return self._corpora[folder]
 
-    def check_inputs(self, config: RunConfig) -> None:
-        """Raise ``UserError`` if the run reads a prepared corpus that does not exist."""
+    def lacks(self, config: RunConfig) -> str:
+        """Where a run reads a prepared corpus that does not exist, what to do; else nothing."""
         pack = config.data.pack
-        if pack is not None and not Path(pack).exists():
-            raise UserError(
-                f"there is no {pack}; make it with python -m exlm_mini.prepare (the file of the "
-                f"recipe {config.recipe} begins with the command)"
-            )
+        if pack is None or Path(pack).exists():
+            return ""
+        return (
+            f"there is no {pack}; make it with python -m exlm_mini.prepare (the file of the "
+            f"recipe {config.recipe} begins with the command)"
+        )
 
     def train(
         self,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from exlm_lab.downstream.results import markdown_table
-from exlm_lab.experiments.catalogue import experiment
+from exlm_lab.experiments.catalogue import EXPERIMENTS
 from exlm_lab.experiments.cells import Cell
 from exlm_lab.experiments.correlations import STATISTICS, over_seeds
 from exlm_lab.experiments.metric_names import DOWNSTREAM, PROBE, SHARES
@@ -89,7 +89,7 @@ SHOWN_MISSING = 6
 
 def report(name: str, directory: Path) -> str:
     """The report of a sweep as Markdown."""
-    cells, table = experiment(name).cells, runs(name, directory)
+    cells, table = EXPERIMENTS[name].cells, runs(name, directory)
     if table.empty:
         raise UserError(f"{directory / name} holds no record; run the sweep first")
     lines = [f"# {name}", ""]

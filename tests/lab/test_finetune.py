@@ -185,18 +185,14 @@ def test_embedded_tasks_run_on_a_bare_machine(runs, tmp_path, task, run):
     assert list(done([*argv, "--recipe", "finetune/tiny"], tmp_path / "out")["tasks"]) == [task]
 
 
-def test_without_a_task_those_that_the_run_can_read_are_taken(runs, capsys):
-    argv = ["--checkpoint", runs / "toy", "--dry-run"]
+def test_without_a_task_those_of_the_recipe_that_the_run_can_read_are_taken(runs, capsys):
     for more in ([], ["--recipe", "finetune/tiny"]):
-        assert main(words(*argv, *more)) == 0
-        shown = capsys.readouterr()
-        assert shown.err == "no --task: toy-inference\n"
-        assert {line.partition(":")[0] for line in shown.out.splitlines()} == {"toy-inference"}
-    argv = ["--checkpoint", runs / "text", "--dry-run"]
-    refused(capsys, argv, "no task of text is embedded", "--task")
+        assert main(words("--checkpoint", runs / "toy", "--dry-run", *more)) == 0
+        shown = capsys.readouterr().out
+        assert {line.partition(":")[0] for line in shown.splitlines()} == {"toy-inference"}
+    refused(capsys, ["--checkpoint", runs / "text"], "no task of text", "--task")
     argv = ["--checkpoint", runs / "smiles", "--recipe", "finetune/table-6"]
-    assert main(words(*argv)) == 2
-    assert "mnli consists of text" in capsys.readouterr().err
+    refused(capsys, argv, "mnli consists of text")
 
 
 # ---- mistakes ----

@@ -104,7 +104,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, name, text, parts):
 
 
 def test_a_column_is_known_in_any_case_and_once():
-    assert find_column("t", [" SMILES ", "x"], "mol", "smiles") == 0
+    assert find_column("t", [" SMILES ", "x"], "smiles") == 0
     told(lambda: find_column("t", ["id"], "smiles"), "no column 'smiles'", "it has: id")
     told(lambda: find_column("t", ["Mol", "mol"], "mol"), "'mol' 2 times", "'Mol'", "keep one")
 
@@ -122,16 +122,16 @@ CELLS = {
 def test_cells_come_back_as_written_and_say_their_kind(data, kind):
     anchor = {"labels": ["0", "1"], "numbers": ["2.5", "7"], "classes": ["red", "blue"] * 3}
     cells = data.draw(st.lists(CELLS[kind], max_size=30)) + anchor[kind]
-    answers = encode("t", np.array(cells, dtype=object)[:, None], asked("x"))
-    assert answers.kind == kind
+    task, labels_RC, reasons = encode("t", np.array(cells, dtype=object)[:, None], asked("x"))
+    assert task.kind == kind
     words = ["" if cell is None else cell.strip() for cell in cells]
     if kind == "classes":
-        assert answers.classes == tuple(sorted(set(words) - {""}))
-        expected = [answers.classes.index(word) if word else np.nan for word in words]
+        assert task.classes == tuple(sorted(set(words) - {""}))
+        expected = [task.classes.index(word) if word else np.nan for word in words]
     else:
         expected = [float(word) if word else np.nan for word in words]
-    np.testing.assert_array_equal(answers.labels[:, 0], expected)
-    assert set(answers.reasons) == {row for row, word in enumerate(words) if not word}
+    np.testing.assert_array_equal(labels_RC[:, 0], expected)
+    assert set(reasons) == {row for row, word in enumerate(words) if not word}
 
 
 @pytest.mark.parametrize(
@@ -147,17 +147,17 @@ def test_cells_come_back_as_written_and_say_their_kind(data, kind):
     ],
 )
 def test_a_target_is_what_its_cells_are_or_what_is_asked_for(cells, kind, expected, classes):
-    answers = encode("t", np.array(cells, dtype=object)[:, None], asked("x", kind=kind))
-    assert (answers.kind, answers.classes) == (expected, classes)
+    task, *_ = encode("t", np.array(cells, dtype=object)[:, None], asked("x", kind=kind))
+    assert (task.kind, task.classes) == (expected, classes)
 
 
 def test_few_wrong_cells_are_left_out_and_named_many_are_refused():
     cells = np.array([*map(str, range(2, 40)), "n/a", "inf"], dtype=object)[:, None]
-    answers = encode("t", cells, asked("x"))
-    assert answers.reasons == {
+    _, labels_RC, reasons = encode("t", cells, asked("x"))
+    assert reasons == {
         38: "'x' is 'n/a', not a number or nothing", 39: "'x' is 'inf', not a number or nothing",
     }  # fmt: skip
-    assert np.isnan(answers.labels[38:]).all() and answers.labels[37] == 39
+    assert np.isnan(labels_RC[38:]).all() and labels_RC[37] == 39
     cells[:10] = "strange"
     told(
         lambda: encode("t", cells, asked("x", kind="numbers")),

@@ -121,7 +121,7 @@ def tiny(monkeypatch):
     }  # fmt: skip
     for name, some in cells.items():
         monkeypatch.setitem(EXPERIMENTS, name, replace(EXPERIMENTS[name], cells=tuple(some)))
-    monkeypatch.setattr(step, "ENOUGH_TRAINED_SECONDS", 0.0)
+    monkeypatch.setattr(step, "ENOUGH_SECONDS", 0.0)
     return cells
 
 
@@ -227,7 +227,7 @@ def grown(monkeypatch):
         cost_of=("cost", timed.name),
     )  # fmt: skip
     monkeypatch.setitem(EXPERIMENTS, "cost", replace(EXPERIMENTS["cost"], cells=(timed,)))
-    monkeypatch.setattr(step, "ENOUGH_TRAINED_SECONDS", 0.0)
+    monkeypatch.setattr(step, "ENOUGH_SECONDS", 0.0)
     for name in ("PRIZE_ROWS", "FILLED_ROWS"):
         monkeypatch.setattr(measures, name, 8)
     return cell

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from exlm_lab.downstream.catalogue import task_names
+from exlm_lab.downstream.catalogue import INPUT_OF
 from exlm_mini import __version__
 from exlm_mini.__main__ import COMMANDS, about, main
 from exlm_mini.config.checks import nearest
@@ -52,13 +52,13 @@ def test_options_and_exit_code_are_those_of_the_command(capsys, tmp_path):
     ],
 )
 def test_a_slip_of_the_fingers_is_near(typed, suggested):
-    known = [*COMMANDS, *recipe_names(), *task_names(), "train.steps", "data.kind", ".csv"]
+    known = [*COMMANDS, *recipe_names(), *INPUT_OF, "train.steps", "data.kind", ".csv"]
     assert nearest(typed, known).startswith(f"did you mean {suggested}")
 
 
 @pytest.mark.parametrize("typed", ["nonsense", "mine", "my-molecules", "data.column", "x", ""])
 def test_another_word_is_near_to_nothing(typed):
-    for known in (COMMANDS, recipe_names(), task_names(), ["train.steps", "data.kind"]):
+    for known in (COMMANDS, recipe_names(), INPUT_OF, ["train.steps", "data.kind"]):
         assert nearest(typed, known) == f"known: {', '.join(known)}"
         assert nearest(typed, known, "see --help") == "see --help"
 

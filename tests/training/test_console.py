@@ -16,7 +16,12 @@ from exlm_mini.training.console import INTERRUPTED, ProgressLine, exit_code
 
 ROOT = Path(__file__).resolve().parents[2]
 
-WORDS = {bench: ["dag"], fill: ["[MASK]"], finetune: ["--checkpoint", "run"], plot: ["run"]}
+WORDS = {
+    bench: ["dag"],
+    fill: ["[MASK]"],
+    finetune: ["--checkpoint", "run", "--task", "rte"],
+    plot: ["run"],
+}
 
 
 def raising(error):
