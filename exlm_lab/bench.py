@@ -101,10 +101,7 @@ def run(arguments: argparse.Namespace) -> None:
     from exlm_mini.training.processes import choose_device
     from exlm_mini.training.provenance import machine
 
-    try:
-        device = choose_device(arguments.device)
-    except UserError as error:
-        raise UserError(str(error).replace("train.device", "--device")) from None
+    device = choose_device(arguments.device)
     about = machine(device)
     rows: list[Record] = []
     with threads(arguments.threads or torch.get_num_threads()):

@@ -65,7 +65,7 @@ def run(options: Any) -> None:
     from exlm_mini.reading.entries import tell
     from exlm_mini.reading.trained import load
 
-    is_array, is_told = options.output.suffix == ".npy", False
+    is_array, long = options.output.suffix == ".npy", list[str]()
     if options.output.suffix not in (".npy", ".parquet"):
         raise UserError(
             f"--output is {options.output}; give a name that ends in .npy or .parquet"
@@ -81,11 +81,7 @@ def run(options: Any) -> None:
     with writer as write:
         for first, frame in told_chunks(options.table, "embedded"):
             column = frame.iloc[:, find_column(options.table, frame, options.column)]
-            long: list[str] = []
             vectors_BD, reasons = model.vectors(list(column), options.batch_size, long.append)
-            if long and not is_told:
-                say(f"some rows from {first} on are long: {long[0]}")
-                is_told = True
             tell(reasons, "row {}", "it gets no vector", say, first)
             rows = vectors_BD.numpy()
             if options.map and first < MOST_DRAWN:
@@ -95,6 +91,8 @@ def run(options: Any) -> None:
                 cells = [None if i in reasons else row for i, row in enumerate(rows)]
                 rows = frame.assign(embedding=cells)
             write(rows)
+    if long:
+        say(f"some rows are long: {long[0]}")
     say(f"wrote {options.output}")
     if options.map:
         draw_map(drawn, options.color, options.map)

@@ -65,10 +65,7 @@ if TYPE_CHECKING:  # help and mistakes on the command line need no torch
     from exlm_mini.reading.trained import Trained
 
 SEEDS = (1, 2, 3)
-KINDS: dict[str | None, Kind | None] = {
-    None: None, "classification": "classes", "regression": "numbers",
-}  # fmt: skip
-GROUPS = {"train": TuneConfig, "data": ReadingConfig}
+KINDS: dict[str, Kind] = {"classification": "classes", "regression": "numbers"}
 
 
 class Request(NamedTuple):
@@ -102,7 +99,7 @@ class Request(NamedTuple):
         files = {"train": options.table, "validation": options.validation, "test": options.test}
         parts = {name: read_table(file) for name, file in files.items() if file is not None}
         columns, targets = tuple(options.column), tuple(options.target)
-        own = Task(task, KINDS[options.kind], (), "", pretrained.input, columns, targets)
+        own = Task(task, KINDS.get(options.kind), (), "", pretrained.input, columns, targets)
         cleaning = self.reading.cleaning(pretrained.tokenizer)
         own, splits = load_table(str(options.table), parts, own, self.reading, cleaning)
         rejected = {note["row"]: note["why"] for note in splits.notes["rejected"]}
@@ -111,7 +108,8 @@ class Request(NamedTuple):
 
 
 def _parser() -> Any:
-    parser = settings_parser("python -m exlm_lab.finetune", __doc__, GROUPS)
+    groups = {"train": TuneConfig, "data": ReadingConfig}
+    parser = settings_parser("python -m exlm_lab.finetune", __doc__, groups)
     add = parser.add_argument
     add("table", nargs="?", type=Path, metavar="TABLE", help="a table of yours")
     add("--column", nargs="+", metavar="NAME", help="of TABLE, with the texts or molecules")
@@ -120,7 +118,7 @@ def _parser() -> Any:
         help="of TABLE, with the answers",
     )  # fmt: skip
     kinds = "what a target of numbers is; default: 0 and 1 are classes, others a regression"
-    add("--kind", choices=[*filter(None, KINDS)], help=kinds)
+    add("--kind", choices=[*KINDS], help=kinds)
     add("--validation", type=Path, metavar="TABLE", help="rows to choose the epoch by")
     add("--test", type=Path, metavar="TABLE", help="rows that are reported")
     add(
@@ -298,12 +296,8 @@ def _tune(
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to go on."""
-
-    def command() -> int:
-        request = parse(sys.argv[1:] if argv is None else argv)
-        return 0 if run(request) else INTERRUPTED
-
-    return exit_code(command)
+    words = sys.argv[1:] if argv is None else argv
+    return exit_code(lambda: 0 if run(parse(words)) else INTERRUPTED)
 
 
 if __name__ == "__main__":

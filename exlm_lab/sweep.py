@@ -28,7 +28,7 @@ import itertools
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from exlm_lab.experiments import catalogue
 from exlm_lab.experiments.cells import Cell
@@ -69,7 +69,10 @@ def queue(sweeps: dict[str, list[Cell]], seeds: list[int]) -> list[Run]:
     """Every run of some sweeps: one after the other, all first seeds before any second."""
     runs = []
     for name, cells in sweeps.items():
-        turns = [[Run(name, cell, seed) for seed in seeds or cell.seeds] for cell in cells]
+        turns = [
+            [Run(name, cell, seed) for seed in dict.fromkeys(seeds or cell.seeds)]
+            for cell in cells
+        ]
         rounds = itertools.zip_longest(*turns)
         runs += [run for several in rounds for run in several if run is not None]
     return runs
@@ -138,16 +141,8 @@ def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> N
             changed, _ = ledger.equal_cost(cell)
             with ProgressLine(cell.name, cell.config(seed, changed).train.steps) as line:
                 record = ledger.run(cell, seed, line.show)
-            print(_summary(record), flush=True)
-
-
-def _summary(record: dict[str, Any]) -> str:
-    """A line about a finished cell."""
-    parts = [f"{record['cell']} seed {record['seed']}:"]
-    for name, text in (("bits_per_mask", "bits/mask"), ("cost_ratio", "times the cost")):
-        if name in record["metrics"]:
-            parts.append(f"{record['metrics'][name]:.3f} {text},")
-    return " ".join((*parts, f"{sum(record['seconds'].values()):.0f} s"))
+            seconds = sum(record["seconds"].values())
+            print(f"{cell.name} seed {seed}: {seconds:.0f} s", flush=True)
 
 
 def _refuse_changes(output: Path) -> None:
@@ -192,7 +187,10 @@ def listing(options: argparse.Namespace) -> int:
     for name, cells in select(options.names, options.only).items():
         ledger = SweepLedger(options.output, name, Runner(WORK))
         done = [
-            [bool(ledger.record(cell, seed)) for seed in options.seeds or cell.seeds]
+            [
+                bool(ledger.record(cell, seed))
+                for seed in dict.fromkeys(options.seeds or cell.seeds)
+            ]
             for cell in cells
         ]
         every = list(itertools.chain.from_iterable(done))
@@ -275,7 +273,6 @@ def main(argv: list[str] | None = None) -> int:
 
     def command() -> int:
         options = _parser().parse_args(argv)
-        options.seeds = list(dict.fromkeys(options.seeds))
         return (collect if options.names[0] == COLLECT else options.action)(options)
 
     return exit_code(command)

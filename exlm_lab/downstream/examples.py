@@ -17,6 +17,7 @@ Shapes: R rows, C targets.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import asdict
 from typing import Any
@@ -95,7 +96,7 @@ def _encode(
         raise UserError(
             f"{source}: {target} holds lists or objects; name another column"
         ) from None
-    words = ["" if _is_missing(cell) else str(cell).strip() for cell in different]
+    words = [str(cell).strip() for cell in different]
     times = np.bincount(indices[indices >= 0], minlength=len(words))
     numbers = np.array([_number(word) for word in words])
     is_there = np.array([bool(word) for word in words], dtype=bool)
@@ -110,8 +111,7 @@ def _encode(
     elif kind == "classes" and is_yes_no and not classes:
         kind = "labels"
     if kind == "classes" and not classes:
-        there = [word for word, is_one in zip(words, is_there, strict=True) if is_one]
-        classes = tuple(sorted(set(there), key=lambda word: (_number(word), word)))
+        classes = tuple(sorted({*words} - {""}, key=lambda word: (_number(word), word)))
         numbers = np.array([classes.index(w) if w else np.nan for w in words], float)
     if kind != "numbers":
         is_number = np.isin(numbers, range(len(classes) if kind == "classes" else 2))
@@ -140,18 +140,13 @@ def _encode(
     return kind, classes, labels_R
 
 
-def _is_missing(cell: Any) -> bool:
-    return cell is None or type(cell).__name__ == "NAType" or cell != cell
-
-
 def _number(word: str) -> float:
     """The number in a cell; inf where there is none."""
-    try:
-        value = {"True": 1.0, "False": 0.0}.get(word)
-        value = float(word) if value is None else value
-    except ValueError:
-        return math.inf
-    return value if math.isfinite(value) else math.inf
+    with contextlib.suppress(ValueError):
+        value = float({"True": "1", "False": "0"}.get(word, word))
+        if math.isfinite(value):
+            return value
+    return math.inf
 
 
 # ---- splitting ----

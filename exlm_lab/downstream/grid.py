@@ -80,11 +80,6 @@ def key(config: TuneConfig) -> str:
     )
 
 
-def is_diverged(record: dict[str, Any]) -> bool:
-    """Whether a run ended with numbers that are not finite."""
-    return "diverged" in record
-
-
 def setting_of(record: dict[str, Any]) -> TuneConfig:
     """The settings of a run."""
     return TuneConfig(**record["config"])
@@ -92,7 +87,7 @@ def setting_of(record: dict[str, Any]) -> TuneConfig:
 
 def best_setting(records: list[dict[str, Any]], task: Task) -> TuneConfig:
     """The setting whose run has the highest metric on the validation rows, of equals the first."""
-    done = [record for record in records if not is_diverged(record)]
+    done = [record for record in records if "diverged" not in record]
     if not done:
         raise UserError(f"{task.name}: every run diverged; try lower learning rates")
     return setting_of(max(done, key=lambda r: r["metrics"]["validation"][task.metric]))

@@ -29,8 +29,6 @@ from exlm_mini.reading.trained import Trained
 
 WINDOW_LENGTH, WINDOW_OVERLAP, MAX_QUESTION = 384, 128, 64
 """Of SQuAD's windows, in tokens: BERT's; smaller where the model has fewer positions."""
-EXAMPLES_LOOKED_AT = 1000
-"""To say which pieces of text a vocabulary lacks."""
 
 PROBLEM_TYPES: dict[str | None, str] = {
     "classes": "single_label_classification",
@@ -209,7 +207,7 @@ def _check_unknown(
     tokenizer = pretrained.tokenizer
     if share <= (0.0 if task.input == "toy" else most):
         return
-    some = [text for example in texts[:EXAMPLES_LOOKED_AT] for text in example]
+    some = [text for example in texts[:1000] for text in example]
     lost = Counter(piece for text in some for piece in tokenizer.unknown_pieces(text))
     shown = ", ".join(on_one_line(piece)[:20] for piece, _ in lost.most_common(5))
     raise UserError(

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from exlm_lab.downstream.grid import Tuning, is_diverged, paper_numbers, setting_of
+from exlm_lab.downstream.grid import Tuning, paper_numbers, setting_of
 from exlm_lab.downstream.runs import Result
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import write_atomically, write_json
@@ -40,7 +40,7 @@ PRINTED_BESIDE = {"mnli": "mnli-mismatched", "squad_v2": "squad_v2-exact"}
 
 def task_record(result: Result, recipe: Tuning, made_with: dict[str, Any]) -> dict[str, Any]:
     """Everything about one task, JSON-able; ``scores`` has every metric of every seed."""
-    name, runs = result.task.name, [run for run in result.runs if not is_diverged(run)]
+    name, runs = result.task.name, [run for run in result.runs if "diverged" not in run]
     if not runs:
         raise UserError(f"{name}: every run diverged; lower --train.learning_rate")
     parts = runs[0]["metrics"]
@@ -59,7 +59,7 @@ def task_record(result: Result, recipe: Tuning, made_with: dict[str, Any]) -> di
             for part, metrics in parts.items()
         },
         "seeds": [run["seed"] for run in runs],
-        "diverged_seeds": [run["seed"] for run in result.runs if is_diverged(run)],
+        "diverged_seeds": [run["seed"] for run in result.runs if "diverged" in run],
         "best_epochs": [run["best_epoch"] for run in runs],
         "seconds": sum(run.get("seconds", 0.0) for run in every.values()),
         "parameters": runs[0]["parameters"],

@@ -25,8 +25,6 @@ if TYPE_CHECKING:  # settings are read without torch
 MAX_UNKNOWN = 0.1
 """Of all tokens of the training texts: with more, the vocabulary is that of another corpus."""
 
-STEREO_ATOMS = ("[C@H]", "[C@@H]")
-
 
 @settings("data.")
 class ReadingConfig:
@@ -47,7 +45,7 @@ class ReadingConfig:
 
     def cleaning(self, tokenizer: Tokenizer) -> Cleaning:
         """The cleaning of each molecule; removes stereo marks if the vocabulary has none."""
-        is_stripped = all(tokenizer.unknown_pieces(atom) for atom in STEREO_ATOMS)
+        is_stripped = all(tokenizer.unknown_pieces(atom) for atom in ("[C@H]", "[C@@H]"))
         return Cleaning(strip_stereo=is_stripped, canonical=self.canonical)
 
 

@@ -41,13 +41,9 @@ class SweepLedger(NamedTuple):
     def record(self, cell: Cell, seed: int) -> Record | None:
         """The record of a run, none if it was not made; ``UserError`` if it is of other settings,
         or damaged."""
-        path, lines = self.path(cell, seed), self.output / f"{self.sweep}.jsonl"
-        if path.exists():
-            where, record = str(path), read_record(path)
-        elif (cell.name, seed) in read_lines(lines):
-            where = f"the line of cell {cell.name} seed {seed} in {lines}"
-            record = read_lines(lines)[cell.name, seed]
-        else:
+        path, lines = self.path(cell, seed), read_lines(self.output / f"{self.sweep}.jsonl")
+        record = read_record(path) if path.exists() else lines.get((cell.name, seed))
+        if record is None:
             return None
         tuned = (record.get("downstream") or {}).get("setting")
         identity = {
@@ -57,6 +53,7 @@ class SweepLedger(NamedTuple):
             "downstream": tuned and plain(Downstream(**tuned)),
         }
         remedy = f"choose another --output, or {AGAIN}"
+        where = f"the record of {cell.name} seed {seed} in {self.output / self.sweep}"
         check_identity(where, identity, self._identity(cell, seed, record), remedy)
         return record
 

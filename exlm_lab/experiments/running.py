@@ -220,8 +220,6 @@ class Runner:
             "metric": metric,
             "test": reached.get("test", reached["validation"]),
             "validation": reached["validation"],
-            "best_epoch": tuned.best_epoch,
-            "finetune_seed": config.seed,
             "setting": asdict(downstream),
         }, tuned.seconds
 

@@ -129,7 +129,7 @@ def test_a_backend_of_somebody_else_is_timed_and_judged(counts, tmp_path):
         ("dag --shape 2,1,5", ["2,1,5", "no path"]),
         ("dag --shape 2,x,3", ["2,x,3", "B,M,L"]),
         ("dag --shape 1000000,100,1000", ["GiB", "smaller"]),
-        ("dag --device tpu", ["--device", "tpu", "known"]),
+        ("dag --device tpu", ["device", "tpu", "known"]),
         ("step --recipe text-tinny", ["text-tinny", "text-tiny"]),
     ],
 )

@@ -291,18 +291,18 @@ def test_a_setting_that_a_record_lacks_was_at_its_default(tmp_path):
 
 
 def test_a_record_of_other_settings_is_refused(tmp_path):
-    ledger, path = stored(tmp_path, MLM)
+    ledger, _ = stored(tmp_path, MLM)
     steps = replace(MLM, settings={**CELL, "train.steps": 7})
     watched = replace(MLM, watched={"excess_bits": 1.0})
-    for place in (path, "toy-mlm seed 1"):  # a file, and a line of one
+    for _ in range(2):  # a file, and a line of one
         assert ledger.record(MLM, 1) and not ledger.record(MLM, 2)
-        told(lambda: ledger.record(steps, 1), place, "another config", "--output")
+        told(lambda: ledger.record(steps, 1), "toy-mlm seed 1", "another config", "--output")
         told(lambda: ledger.record(replace(MLM, downstream=TASK), 1), "another downstream")
         told(lambda: ledger.record(watched, 1), "another watched")
         collect("ablations", tmp_path)
     for name, value in (("version", ledgers.VERSION + 1), ("sweep", "k-and-p")):
-        ledger, path = stored(tmp_path / name, MLM, **{name: value})
-        told(lambda ledger=ledger: ledger.record(MLM, 1), path, f"another {name}")
+        ledger, _ = stored(tmp_path / name, MLM, **{name: value})
+        told(lambda ledger=ledger: ledger.record(MLM, 1), tmp_path / name, f"another {name}")
 
 
 def ledger_of_a_run(tmp_path, monkeypatch, bits):
