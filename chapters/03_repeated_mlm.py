@@ -247,7 +247,7 @@ _ = ax.legend(loc="upper left")
 
 # %% mystnb={"code_prompt_show": "Checked: repetition and lost words agree with the package and the lab, mean and variance with Appendix C; the 14 shares are those that the paper prints"} tags=["hide-cell", "check"]
 assert counts == [(4, 4), (8, 2)]
-from exlm_lab.experiments.entropy import fully_masked
+from exlm_lab.experiments.states import fully_masked
 from exlm_mini.data.masking import repeat_tokens
 
 p = 0.789

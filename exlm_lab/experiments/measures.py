@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from exlm_lab.experiments.entropy import entropy_bits, fully_masked
+from exlm_lab.experiments import states
 from exlm_lab.experiments.probes import probe_accuracy
-from exlm_lab.experiments.states import RowReading, pairwise_divergence_bits, read_rows
+from exlm_lab.experiments.states import RowReading, entropy_bits, fully_masked, read_rows
 from exlm_lab.experiments.toy_contexts import Contexts
 from exlm_mini.config import RunConfig
 from exlm_mini.data.batches import validation_batches
@@ -243,7 +243,7 @@ def _read_batch(
             values["clone_use"] = reading.of_masks(reading.visits())
         if model.config.states_per_mask > 1:
             token_RkV = reading.of_masks(reading.log_token_BLV).exp()
-            values["specialisation"] = pairwise_divergence_bits(token_RkV)
+            values["specialisation"] = states.pairwise_divergence_bits(token_RkV)
     else:
         log_p_SV = model(batch.masked_ids_BN, batch.is_masked_BN).double().log_softmax(dim=1)
         is_lost_S = is_lost_BN.repeat_interleave(num_copies, dim=1)[batch.is_masked_BN]

@@ -14,8 +14,12 @@ from linked_models import CONFIGS, LINKED, exlm, ragged_batch
 from scipy.spatial.distance import jensenshannon
 from small_models import SPECIAL
 
-from exlm_lab.experiments.entropy import entropy_bits, fully_masked
-from exlm_lab.experiments.states import pairwise_divergence_bits, read_rows
+from exlm_lab.experiments.states import (
+    entropy_bits,
+    fully_masked,
+    pairwise_divergence_bits,
+    read_rows,
+)
 from exlm_mini.alignment.enumeration import paths
 from exlm_mini.training.evaluation import row_bits_and_correct
 
