@@ -173,7 +173,7 @@ def seconds_per_step(
     return min(seconds)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Watcher(TrainerCallback):
     """Reports progress, stops when asked, and ends a run whose loss is not finite."""
 
