@@ -1,7 +1,6 @@
 """The recorded small downstream runs and the search of the defaults agree with what is said."""
 
 import json
-import re
 import statistics
 from pathlib import Path
 
@@ -41,26 +40,6 @@ def test_a_number_that_is_not_in_the_record_is_an_error(text):
         small(text)
     with pytest.raises(ValueError, match="proteins"):
         small_stamps("proteins")
-
-
-def test_the_page_says_which_stored_differences_are_clear(stored):
-    clear = {
-        f"{name} {pair.replace(' - ', '-')}"
-        for name, task in stored["tasks"].items()
-        for pair, found in task["differences"].items()
-        if abs(found["mean"]) > found["half_width_95"]
-    }
-    paragraphs = (BOOK / "reproduction.md").read_text().split("\n\n")
-    (verdict,) = (text for text in paragraphs if "excludes zero" in text)
-    assert clear == set(re.findall(r"\{small\}`([^`]+)`", verdict))
-    assert len(clear) == 2 and "Two of the fifteen differences" in " ".join(verdict.split())
-    bits = {name: float(small(f"{name} bits")) for name in stored["pretraining"]}
-    assert bits["smiles-exlm"] < bits["smiles-mlm"] and bits["text-exlm"] < bits["text-mlm"]
-    best = {
-        name: max(task["models"], key=lambda model: task["models"][model]["mean"])
-        for name, task in stored["tasks"].items()
-    }
-    assert {name for name, model in best.items() if model == "scratch"} == {"bace", "cola"}
 
 
 # ---- the search of the defaults ----
