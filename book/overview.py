@@ -73,7 +73,7 @@ def pictured_row() -> SimpleNamespace:
         transition_LL=transition_LL,
         targets=[token(i) for i in graph.target_ids_BM[0].tolist()],
         forward_ML=forward_ML,
-        mean_bits=run.outcome.evaluation.bits_per_row,
+        mean_bits=run.curve[-1][1].bits_per_row,
         floor_bits=language.marginal_entropy_bits(language.mask()),
     )
 

@@ -18,7 +18,7 @@ from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.training.console import Progress
 from exlm_mini.training.evaluation import Evaluation
 from exlm_mini.training.processes import choose_device
-from exlm_mini.training.trainer import Outcome, Trainer
+from exlm_mini.training.trainer import Trainer
 
 SCALES = ("cpu", "gpu")
 T = TypeVar("T")
@@ -65,7 +65,6 @@ class LiveRun(NamedTuple):
     """In evaluation mode."""
     config: RunConfig
     tokenizer: Tokenizer
-    outcome: Outcome
     curve: list[tuple[int, Evaluation]]
     """Step and validation, every ``train.validate_every`` steps."""
 
@@ -87,6 +86,6 @@ def train_live(config: RunConfig, scale: Scale) -> LiveRun:
     with tempfile.TemporaryDirectory() as directory:
         corpus = prepare_corpus(config.data, Path(directory) / "data", config.seed)
         trainer = Trainer(config, corpus.train, corpus.validation, Path(directory))
-        outcome = trainer.run(note)
+        trainer.run(note)
         tokenizer = Tokenizer.load(corpus.tokenizer_path)
-    return LiveRun(trainer.model.eval(), config, tokenizer, outcome, curve)
+    return LiveRun(trainer.model.eval(), config, tokenizer, curve)

@@ -9,10 +9,95 @@ float64. A missing library is only reported; the exit status is 1 only if a resu
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
+import warnings
+from collections.abc import Callable, Iterator
 
+from exlm_mini.config.checks import EXTRAS
 from exlm_mini.config.options import command_parser
 from exlm_mini.training.console import exit_code
+
+
+def report() -> Iterator[str]:
+    """The lines of the report."""
+    import torch
+
+    from exlm_mini import alignment
+    from exlm_mini.alignment import build
+    from exlm_mini.training.provenance import machine
+
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = ["cpu", *(f"cuda:{n}" for n in range(num_gpus))]
+    about = machine(torch.device("cpu"))
+    seen = "{device}, compute capability {compute_capability}, {gpu_memory_mib} MiB"
+    gpus = [seen.format_map(machine(torch.device(device))) for device in devices[1:]]
+    cuda = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+    packages = importlib.metadata.packages_distributions()
+    with warnings.catch_warnings(action="ignore"):  # the report says the same
+        automatic = [(d, alignment.fastest(d.partition(":")[0])) for d in devices]
+    sections = {
+        "machine": [
+            ("system", about["platform"]),
+            ("processor", f"{about['cpu']}, {about['num_cpus']} CPUs"),
+            ("Python", f"{about['python']}, {sys.executable}"),
+            ("PyTorch", f"{about['torch']}, {cuda}, {torch.get_num_threads()} CPU threads"),
+            *([("GPU", gpu) for gpu in gpus] or [("GPU", "none for PyTorch")]),
+        ],
+        "to build with": [
+            ("C++ compiler", _found(build.cxx)),
+            ("nvcc", _found(build.nvcc)),
+            ("kept in", str(build.cache_dir())),
+        ],
+        "optional libraries": [(name, _version(packages.get(name), name)) for name in EXTRAS],
+        "backend that auto uses": automatic,
+    }  # fmt: skip
+    yield f"exlm-mini {about['exlm_mini']}, commit {about['commit']}"
+    for title, rows in sections.items():
+        yield f"\n{title}"
+        yield from (f"  {name:<13} {text}" for name, text in rows)
+    yield "\nbackends: largest error against enumeration, in float32 and float64"
+    for device in devices:
+        for name in alignment.BACKENDS:
+            if name != "enumerate":
+                first, *rest = verdict(name, device).split("\n")
+                yield f"  {device:<8}{name:<12}{first}"
+                yield from (f"      {line}" for line in rest)
+
+
+def verdict(name: str, device: str) -> str:
+    """The largest errors of a backend, and ``right``, ``WRONG`` or ``not here`` with the reason."""
+    from exlm_mini.alignment import BACKENDS
+    from exlm_mini.alignment.check import TOLERANCE, largest_error
+
+    if (reason := BACKENDS[name].why_not(device.partition(":")[0])) is not None:
+        return f"not here: {reason}"
+    errors, wrong = [], ""
+    for dtype, tolerance in TOLERANCE.items():
+        try:
+            errors.append(f"{largest_error(name, dtype, device):.0e}")
+        except Exception as raised:  # of any kind: the report must continue
+            errors.append("-")
+            wrong = wrong or f"{type(raised).__name__}: {raised}"
+            continue
+        if float(errors[-1]) > tolerance:
+            wrong = wrong or f"{dtype} differs from enumeration by {errors[-1]}"
+    return f"{'  '.join(errors)}  {f'WRONG: {wrong}' if wrong else 'right'}"
+
+
+def _found(find: Callable[[], str]) -> str:
+    """Where a tool is that builds the compiled backend, or what is missing."""
+    try:
+        return find()
+    except RuntimeError as error:
+        return str(error)
+
+
+def _version(packages: list[str] | None, module: str) -> str:
+    """The version of an optional library, from the packages that have it, or how to install it."""
+    if packages is None:
+        return f"missing: pip install 'exlm-mini[{EXTRAS[module]}]'"
+    return importlib.metadata.version(packages[0])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,8 +105,6 @@ def main(argv: list[str] | None = None) -> int:
 
     def command() -> int:
         command_parser("python -m exlm_mini.doctor", __doc__).parse_args(argv)
-        from exlm_mini.training.checkup import report
-
         is_right = True
         for line in report():
             print(line)

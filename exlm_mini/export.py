@@ -21,27 +21,22 @@ from typing import TYPE_CHECKING, Any
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
-from exlm_mini.data.files import reading
+from exlm_mini.data.files import read_bytes
 from exlm_mini.training.console import exit_code, say
 
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
     from exlm_mini.reading.trained import Trained
 
-HEADS = ("", "ForMaskedLM", "ForQuestionAnswering", "ForSequenceClassification",
-         "ForTokenClassification")  # fmt: skip
-CLASSES = {
-    "AutoConfig": "ExLMConfig",
-    **{f"AutoModel{head}": f"ExLM{head or 'Model'}" for head in HEADS},
+HEADS = ("", "ForMaskedLM", "ForQuestionAnswering", "ForSequenceClassification")
+CLASSES = {f"AutoModel{head}": f"modeling_exlm.ExLM{head or 'Model'}" for head in HEADS}
+AUTO_MAPS: dict[str, dict[str, Any]] = {
+    "config.json": {"AutoConfig": "modeling_exlm.ExLMConfig", **CLASSES},
+    "tokenizer_config.json": {"AutoTokenizer": [None, "modeling_exlm.ExLMTokenizer"]},
 }
 """Classes of ``exlm_mini.hf`` by the Auto class that opens a directory as one."""
-REMOTE_CODE = f'''"""ExLM for transformers; the code is that of the package exlm-mini."""
+REMOTE_CODE = '''"""ExLM for transformers; the code is that of the package exlm-mini."""
 
-try:
-    from exlm_mini.hf import {", ".join([*CLASSES.values(), "ExLMTokenizer"])}  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        f"this model needs the package exlm-mini: pip install 'exlm-mini[hf]' ({{error}})"
-    ) from None
+from exlm_mini.hf import *  # noqa: F403
 '''
 
 
@@ -55,13 +50,8 @@ def export(trained: Trained, output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
     for name in ("model.safetensors", "tokenizer.json"):
         shutil.copyfile(trained.path / name, output / name)
-    remote = {auto: f"modeling_exlm.{name}" for auto, name in CLASSES.items()}
-    for name, auto_map in (
-        ("config.json", remote),
-        ("tokenizer_config.json", {"AutoTokenizer": [None, "modeling_exlm.ExLMTokenizer"]}),
-    ):
-        with reading(trained.path / name):
-            fields = json.loads((trained.path / name).read_text()) | {"auto_map": auto_map}
+    for name, auto_map in AUTO_MAPS.items():
+        fields = json.loads(read_bytes(trained.path / name)) | {"auto_map": auto_map}
         (output / name).write_text(json.dumps(fields, indent=2) + "\n")
     (output / "modeling_exlm.py").write_text(REMOTE_CODE)
     (output / "README.md").write_text(card(trained))

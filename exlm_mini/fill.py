@@ -1,27 +1,8 @@
-r"""``python -m exlm_mini.fill``: fill the masks of a text or molecule and show how. ::
+"""``python -m exlm_mini.fill``: fill the masks of a text or molecule and show how. ::
 
     python -m exlm_mini.fill "The [MASK] of the cell." --run runs/text-tiny
-    python -m exlm_mini.fill "CC[MASK]C(=O)O" --top 3 --json
+    python -m exlm_mini.fill "CC[MASK]C(=O)O" --top 3
     python -m exlm_mini.fill "She felt [MASK] and [MASK]." --html explorer.html
-
-``--json`` prints one object; probabilities are between 0 and 1, labels are as in the table::
-
-    run, step, objective     directory, checkpoint and kind of the model
-    text, filled             with [MASK] and with the tokens chosen
-    joint_probability        of the chosen tokens together; ExLM: by all paths
-    joint_bits               -log2 of it, also where it is too small for a float
-    masks                    for each {"mask": from 1, "id", "token", "text",
-                             "top"}: the chosen token, and the likeliest for
-                             this mask by itself, a list of {"id", "token" as
-                             in the vocabulary, "text", "probability"}
-    states                   ExLM: for each {"label", "mask" (null: boundary),
-                             "clone" (0 where not expanded), "top"}; or null
-    path                     labels of the best path's states, start to end
-    path_probability         its transitions times its tokens
-    fit_probability          of reaching the end in one step per mask
-    transition               rows hand over to columns, in the order of states
-
-The last four are null where states have no edges (MLM, and ``--model.transition ctc``).
 
 ``--html`` writes the graph as one page for a browser, in which a reader fixes words or states and
 sees what follows for the other masks. It needs states with edges, and no network. Below it the
@@ -32,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import math
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exlm_mini.config.checks import UserError, on_one_line
 from exlm_mini.config.options import command_parser
@@ -57,96 +37,55 @@ LINE_WIDTH = 100
 """Width of the output without a terminal."""
 
 
-def as_json(trained: Trained, text: str, filled: Filled, top: int) -> dict[str, Any]:
-    """The reading as one JSON object; its schema is in the docstring of this file."""
+def table(trained: Trained, text: str, filled: Filled, top: int) -> Iterator[str]:
+    """The reading as lines of plain text, with so many tokens for each mask and state."""
     tokenizer, reading = trained.tokenizer, filled.reading
     states, graph = reading.states, reading.graph
-    tops = _top(tokenizer, reading.log_token_SV, top)
-    out: dict[str, Any] = {
-        "run": str(trained.run),
-        "step": trained.step,
-        "objective": trained.config.objective,
-        "text": text,
-        "filled": filled.text,
-        "joint_probability": filled.probability,
-        "joint_bits": _bits(reading.log_joint),
-        "masks": [
-            {"mask": i, **_token(tokenizer, token_id), "top": likeliest}
-            for i, (token_id, likeliest) in enumerate(
-                zip(reading.token_ids_S.tolist(), tops, strict=True), start=1
-            )
-        ],
-    }
-    others = ("states", "path", "path_probability", "fit_probability", "transition")
-    out |= dict.fromkeys(others)
-    if states is None:
-        return out
-    names = ("label", "mask", "clone", "top")
-    owners = [i if 0 < i <= len(tops) else None for i in states.owner_L.tolist()]
-    tops = _top(tokenizer, states.log_token_LV, top)
-    rows = zip(states.labels, owners, states.clone_L.tolist(), tops, strict=True)
-    out["states"] = [dict(zip(names, row, strict=True)) for row in rows]
-    if graph is not None:
-        out["path"] = [states.labels[u] for u in graph.path_M.tolist()]
-        out["path_probability"] = _probability(graph.log_path)
-        out["fit_probability"] = _probability(graph.log_fit)
-        out["transition"] = graph.log_transition_LL.exp().tolist()
-    return out
-
-
-def as_table(trained: Trained, found: dict[str, Any], filled: Filled) -> Iterator[str]:
-    """What ``as_json`` found, as lines of plain text; ``filled`` has the rest of the reading."""
-    tokenizer, graph, path = trained.tokenizer, filled.reading.graph, found["path"] or []
+    joint, path = _amount(reading.log_joint), list[str]()
     yield f"run     {trained.run}, step {trained.step}"
     yield f"model   {trained.model_in_words}"
-    yield f"text    {on_one_line(found['text'])}"
-    yield f"filled  {on_one_line(found['filled'])}"
-    joint = _amount(filled.reading.log_joint)
-    if graph is None:
+    yield f"text    {on_one_line(text)}"
+    yield f"filled  {on_one_line(filled.text)}"
+    if states is None or graph is None:
         yield f"joint   {joint}, the masks are independent"
     else:
-        chosen = ["", *(f" {visible(tokenizer, mask['id'])}" for mask in found["masks"]), ""]
-        yield f"path    {' -> '.join(map(str.__add__, path, chosen))}"
+        path = [states.labels[state] for state in graph.path_M.tolist()]
+        words = [f" {visible(tokenizer, i)}" for i in reading.token_ids_S.tolist()]
+        yield f"path    {' -> '.join(map(str.__add__, path, ['', *words, '']))}"
         yield f"        {_amount(graph.log_path)}, the best path: its transitions and tokens"
         yield f"joint   {joint}, these tokens by all paths"
         yield f"fit     {_amount(graph.log_fit)}, one step per mask, whatever the tokens"
+    num_masks = len(reading.token_ids_S)
     yield "\nEach mask by itself: likeliest tokens"
-    yield from _token_lines(tokenizer, {str(m["mask"]): m["top"] for m in found["masks"]})
-    if found["states"] is None:
+    masks = list(map(str, range(1, num_masks + 1)))
+    yield from _token_lines(tokenizer, masks, reading.log_token_SV, top)
+    if states is None:
         return
     yield "\nEach state (mask.clone): likeliest tokens" + "; * on the best path" * bool(path)
+    on_path = path[1:-1]
     # The states of the boundaries are of interest only where they speak for a mask.
-    yield from _token_lines(tokenizer, {
-        state["label"] + "*" * (state["label"] in path[1:-1]): state["top"]
-        for state in found["states"] if state["mask"] or state["label"] in path[1:-1]
-    })  # fmt: skip
+    shown = {
+        state: label + "*" * (label in on_path)
+        for state, label in enumerate(states.labels)
+        if 0 < states.owner_L[state] <= num_masks or label in on_path
+    }
+    log_token_XV = states.log_token_LV[list(shown)]
+    yield from _token_lines(tokenizer, list(shown.values()), log_token_XV, top)
     if graph is not None:
         yield "\nTransitions: the row hands over to the column"
-        labels = [state["label"] for state in found["states"]]
-        yield from _matrix_lines(labels, found["transition"])
+        yield from _matrix_lines(states.labels, graph.log_transition_LL.exp().tolist())
 
 
-def _token(tokenizer: Tokenizer, token_id: int) -> dict[str, Any]:
-    token, text = tokenizer.token(token_id), tokenizer.decode([token_id])
-    return {"id": token_id, "token": token, "text": text}
-
-
-def _top(tokenizer: Tokenizer, log_token_XV: Tensor, count: int) -> list[list[dict[str, Any]]]:
-    """The likeliest tokens of each row."""
+def _token_lines(
+    tokenizer: Tokenizer, labels: Sequence[str], log_token_XV: Tensor, top: int
+) -> Iterator[str]:
+    """One line per label of its likeliest tokens with their probabilities, in columns."""
     from exlm_mini.reading.decoding import top_tokens
 
-    tops = top_tokens(log_token_XV, count, tokenizer.special_ids)
-    return [
-        [{**_token(tokenizer, i), "probability": p} for i, p in zip(*row, strict=True)]
-        for row in zip(*(top_XC.tolist() for top_XC in tops), strict=True)
-    ]
-
-
-def _token_lines(tokenizer: Tokenizer, tops: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
-    """One line per label of tokens with probabilities, in columns."""
+    tops = (top_XC.tolist() for top_XC in top_tokens(log_token_XV, top, tokenizer.special_ids))
     cells = [
-        [label, *(f"{visible(tokenizer, t['id'])} {t['probability']:.2f}" for t in top)]
-        for label, top in tops.items()
+        [label, *(f"{visible(tokenizer, i)} {p:.2f}" for i, p in zip(ids, shares, strict=True))]
+        for label, ids, shares in zip(labels, *tops, strict=True)
     ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
@@ -171,19 +110,10 @@ def _matrix_lines(labels: list[str], rows: list[list[float]]) -> Iterator[str]:
             yield "  " + " ".join([label.ljust(width), *(cell.rjust(width) for cell in cells)])
 
 
-def _probability(log_probability: float) -> float:
-    """exp, at most 1 where rounding went past it."""
-    return min(math.exp(log_probability), 1.0)
-
-
-def _bits(log_probability: float) -> float:
-    """-log2 of a probability, at least 0 where rounding went past it."""
-    return max(0.0, -log_probability / math.log(2))
-
-
 def _amount(log_probability: float) -> str:
-    """A probability, and its bits for those too small to read."""
-    return f"{_probability(log_probability):.3g} = {_bits(log_probability):.2f} bits"
+    """A probability, and its bits for those too small to read; rounding may go past 1."""
+    bits = max(0.0, -log_probability / math.log(2))
+    return f"{2.0**-bits:.3g} = {bits:.2f} bits"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -197,7 +127,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--top", type=int, default=5, metavar="N", help="tokens per mask and state; default 5"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="also write the graph to explore in a browser"
     )
@@ -231,11 +160,7 @@ def run(arguments: argparse.Namespace) -> None:
             below = structures(page.scene)
         page.save(arguments.html, title=on_one_line(arguments.text), below=below)
         say(f"wrote {arguments.html}; open it in a browser")
-    found = as_json(trained, arguments.text, filled, arguments.top)
-    if arguments.json:
-        print(json.dumps(found, allow_nan=False))
-    else:
-        print("\n".join(as_table(trained, found, filled)))
+    print("\n".join(table(trained, arguments.text, filled, arguments.top)))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,9 +10,9 @@ the same ``--output`` continues where it stopped. On several devices it is start
     torchrun --nproc-per-node 8 --max-restarts 3 -m exlm_mini.pretrain --recipe text-base \\
         --output runs/base
 
-SIGINT and SIGTERM save a checkpoint and stop, SIGUSR1 saves one; under torchrun it is enough that
-one process gets the signal. Exit codes: 0 done, 2 a mistake of the user, 130 stopped and ready to
-go on; a process of torchrun that was asked to stop ends with 0, as torchrun restarts others.
+SIGINT and SIGTERM save a checkpoint and stop; under torchrun it is enough that one process gets the
+signal. Exit codes: 0 done, 2 a mistake of the user, 130 stopped and ready to go on; a process of
+torchrun that was asked to stop ends with 0, as torchrun restarts others.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from exlm_mini.training.console import (
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
     from exlm_mini.data.corpus import Corpus
     from exlm_mini.training.processes import Engine
-    from exlm_mini.training.trainer import Outcome
+    from exlm_mini.training.trainer import Trainer
 
 
 def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None = None) -> int:
@@ -58,34 +58,33 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
     from exlm_mini.data.corpus import prepare_corpus
     from exlm_mini.reading.summary import summarise
     from exlm_mini.training.cost import check_spread
-    from exlm_mini.training.run_directory import (
-        CONFIG,
-        as_begun,
-        changed_settings,
-        locked_directory,
-    )
+    from exlm_mini.training.run_directory import CONFIG, as_begun, locked_directory
 
     with ExitStack() as lock:
         with engine.together():
             check_spread(config, engine.world_size)
-            is_begun = (output / CONFIG).is_file()
-            config = as_begun(output, config, engine.device, minutes is not None)
             if engine.is_main:
                 lock.enter_context(locked_directory(output, say))
-                changed_settings(output, config)  # before the data are read
-        # The first process prepares what the others then find.
-        corpus = engine.in_turn(
-            prepare_corpus, config.data, output / "data", config.seed, engine.tell
-        )
+            is_begun, is_timed = (output / CONFIG).is_file(), minutes is not None
+            config = as_begun(output, config, engine.device, engine.tell, is_timed)
+        for is_now in (
+            engine.is_main,
+            not engine.is_main,
+        ):  # the others find what the first made
+            with engine.together():
+                if is_now:
+                    corpus = prepare_corpus(
+                        config.data, output / "data", config.seed, engine.tell
+                    )
         if minutes is not None and not is_begun:
             steps = _steps_in(minutes, config, corpus, output, engine)
             config = replace(config, train=replace(config.train, steps=steps))
         with requests_by_signal(engine.tell) as requests:
-            outcome = _train(config, corpus, output, engine, requests)
-    if not outcome.is_complete:
+            trainer = _train(config, corpus, output, engine, requests)
+    if trainer.step < config.train.steps:
         return INTERRUPTED if launched_rank() is None else 0
     if engine.is_main:
-        example = summarise(config, corpus, output, outcome)
+        example = summarise(config, corpus, output, trainer)
         text = shlex.quote(example)
         say(f"to look into it: {this_python()} -m exlm_mini.fill {text} --run {output}")
     return 0
@@ -125,12 +124,11 @@ def _steps_in(
 
 def _train(
     config: RunConfig, corpus: Corpus, output: Path, engine: Engine, requests: Requests
-) -> Outcome:
+) -> Trainer:
     """Train until the end, or until it is asked to stop; progress on stderr."""
     import torch
 
     from exlm_mini.reading.trained import open_checkpoint
-    from exlm_mini.training.checkpoint import has_begun
     from exlm_mini.training.run_directory import settle
     from exlm_mini.training.trainer import Trainer
 
@@ -139,18 +137,18 @@ def _train(
     with engine.together():
         trainer = Trainer(config, corpus.train, corpus.validation, output, engine.tell, engine)
         source = config.train.start_from
-        if source is not None and not has_begun(output):
+        if source is not None and trainer.step == 0:
             trainer.begin_from(open_checkpoint(Path(source), engine.tell))
         if engine.is_main:
-            settle(output, config, engine.device, engine.world_size, say)
+            settle(output, config, engine.device, engine.world_size)
     with ProgressLine(config.objective, config.train.steps) as progress:
-        outcome = trainer.run(progress.show, requests.should_stop, requests.should_save)
-    if not outcome.is_complete:
+        is_complete = trainer.run(progress.show, requests.should_stop)
+    if not is_complete:
         engine.tell(
-            f"stopped at step {outcome.step} of {config.train.steps}; the same command "
+            f"stopped at step {trainer.step} of {config.train.steps}; the same command "
             f"with --output {output} goes on"
         )
-    return outcome
+    return trainer
 
 
 # ---- the command ----
@@ -164,12 +162,9 @@ def _command(argv: list[str]) -> int:
         )
     config, options = parse(argv)
     if options.dry_run:
-        from exlm_mini.reading.trained import open_checkpoint
         from exlm_mini.training.dry_run import dry_run
 
-        source = config.train.start_from
-        before = None if source is None else open_checkpoint(Path(source), say)
-        dry_run(config, options.devices or 1, options.throughput, before)
+        dry_run(config, options.devices or 1, options.throughput)
         return 0
     output = options.output
     if output is None and launched_rank() is not None:
@@ -186,15 +181,7 @@ def _command(argv: list[str]) -> int:
             engine,
             options.minutes,
         )
-    except RuntimeError as error:  # otherwise unforeseen: the group cannot be left in order
-        if not engine.has_lost_another(error):
-            raise
-        say(
-            f"process {engine.rank}: another one has ended, so this one ends; torchrun with "
-            "--max-restarts starts all again, and the same command goes on"
-        )
-        return 1
-    except UserError:
+    except UserError:  # after another error the group cannot be left in order
         engine.finish()
         raise
     engine.finish()

@@ -166,7 +166,7 @@ def dag(
     """
     B, M, L = shape
     needed = 3 * B * L * (L + M) * 4  # scores, gradients, one step
-    check_bytes(f"--shape {shape}", {"choose a smaller one": needed}, device)
+    check_bytes(f"--shape {shape}", needed, device, "choose a smaller one")
     graph = made_graph(shape, is_sharp, device)
     exact = judged(graph)
 

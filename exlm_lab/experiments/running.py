@@ -36,9 +36,10 @@ from exlm_mini.config.checks import Effect, UserError
 from exlm_mini.config.recipes import plain, replaced
 from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.reading.trained import Trained, load, open_checkpoint
-from exlm_mini.training.checkpoint import has_begun, latest_checkpoint
+from exlm_mini.training.checkpoint import latest_checkpoint
 from exlm_mini.training.console import Progress
-from exlm_mini.training.run_directory import locked_directory, read_metrics
+from exlm_mini.training.metrics import read_metrics
+from exlm_mini.training.run_directory import locked_directory
 from exlm_mini.training.trainer import Trainer
 
 CORPUS_SEED = 1
@@ -123,10 +124,10 @@ class Runner:
                 return self.should_stop() or _is_enough(seen, watched)
 
             if not _got_there(folder, watched):
-                outcome = trainer.run(
+                is_complete = trainer.run(
                     on_progress, should_stop, watch=watch if watched else dict
                 )
-                if not (outcome.is_complete or _is_enough(seen, watched)):
+                if not (is_complete or _is_enough(seen, watched)):
                     raise StoppedError
         lines = read_metrics(folder / "metrics.jsonl")
         names, last = ("step", *CURVE, *watched), lines[-1]
@@ -143,7 +144,7 @@ class Runner:
     def _trainer(self, config: RunConfig, corpus: Corpus, folder: Path) -> Trainer:
         """Of a run that may go on from that of another cell, in a folder of this directory."""
         trainer = Trainer(config, corpus.train, corpus.validation, folder, self.report)
-        if config.train.start_from is not None and not has_begun(folder):
+        if config.train.start_from is not None and trainer.step == 0:
             before = open_checkpoint(self.work / config.train.start_from, self.report)
             trainer.begin_from(before)
         return trainer

@@ -1,8 +1,7 @@
 """Builds the compiled backend on the machine that runs it: once, into a cache.
 
 ``torch.utils.cpp_extension`` makes two libraries: ``cpu`` from ``dag_cpu.cpp`` and ``cuda`` from
-``dag_cuda.cu``. The sources are in ``cuda/`` of a checkout (``exlm_mini/cuda_src`` of an installed
-package).
+``dag_cuda.cu``.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-PACKAGE = Path(__file__).resolve().parents[1]
+SOURCE_DIR = Path(__file__).resolve().parents[1] / "cuda_src"
+"""Of C++ and CUDA; in a checkout a link to ``cuda``."""
 SUFFIXES = {".h", ".cpp", ".cu"}
 SOURCES = {"cpu": "dag_cpu.cpp", "cuda": "dag_cuda.cu"}
 CFLAGS = [
@@ -30,17 +30,6 @@ CFLAGS = [
 
 class BuildError(RuntimeError):
     """A library could not be built; the message gives the reason and the remedy."""
-
-
-def source_dir() -> Path:
-    """The folder of the C++ and CUDA sources."""
-    candidates = [PACKAGE.parent / "cuda", PACKAGE / "cuda_src"]
-    for folder in candidates:
-        if (folder / SOURCES["cpu"]).is_file():
-            return folder
-    raise BuildError(
-        f"no C++ sources in {' or '.join(map(str, candidates))}: reinstall exlm-mini"
-    )
 
 
 def cache_dir() -> Path:
@@ -86,9 +75,9 @@ def build(device_type: str) -> Path:
     CUDA compiles without a GPU if TORCH_CUDA_ARCH_LIST names the architecture.
 
     Raises:
-        BuildError: without sources, compiler or ninja, and when the compiler fails.
+        BuildError: without a compiler or ninja, and when the compiler fails.
     """
-    source, target = source_dir() / SOURCES[device_type], machine()
+    source, target = SOURCE_DIR / SOURCES[device_type], machine()
     compiler = cxx() if device_type == "cpu" else nvcc()
     if device_type == "cuda":
         gpus = map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))

@@ -235,9 +235,9 @@ class TrainConfig:
     chain_warmup: Annotated[Share, Field(le=0.5), RARE] = 0.0
     """exlm only: share of the steps on fixed parallel chains, from grow_at on; they fade out over
     an equal share; 0: none, as in the paper."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Encoder arithmetic; emission, transition and dynamic programme stay in fp32. auto: bf16 on
-    a GPU that has it, otherwise fp32. fp16: GPUs only."""
+    a GPU that has it, otherwise fp32."""
     max_skipped: Annotated[Count, Effect.COURSE, RARE] = 10
     """Stop after this many steps in a row whose loss or gradient is not finite; each is skipped."""
     compile: Annotated[bool, RARE] = False

@@ -12,7 +12,6 @@ with naming_extras():
         ExLMForMaskedLM,
         ExLMForQuestionAnswering,
         ExLMForSequenceClassification,
-        ExLMForTokenClassification,
         ExLMModel,
         register,
     )
@@ -28,7 +27,6 @@ __all__ = [
     "ExLMForMaskedLM",
     "ExLMForQuestionAnswering",
     "ExLMForSequenceClassification",
-    "ExLMForTokenClassification",
     "ExLMModel",
     "ExLMTokenizer",
     "Predictor",

@@ -9,7 +9,6 @@ Shapes: B rows, N tokens, S masked tokens of a batch, M targets, D width, V voca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     AutoTokenizer,
     PreTrainedModel,
 )
@@ -28,10 +26,8 @@ from transformers import initialization as init
 from transformers.modeling_outputs import (
     BaseModelOutput,
     MaskedLMOutput,
-    ModelOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
-    TokenClassifierOutput,
 )
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
@@ -136,15 +132,6 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         super().__init__(config)
         self.post_init()
 
-    @property
-    def chain_share(self) -> float:
-        """Weight of fixed chains in the transitions, stored in the config."""
-        return self.config.chain_share
-
-    @chain_share.setter
-    def chain_share(self, share: float) -> None:
-        self.config.chain_share = share
-
     @can_return_tuple
     def forward(
         self,
@@ -186,7 +173,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
             MaskedBatch(token_ids_BN, is_masked_BN, target_ids_BN),
             self.config.num_copies,
         )
-        said = one_pass(self.exlm, batch, self.chain_share, copies)
+        said = one_pass(self.exlm, batch, self.config.chain_share, copies)
         logits = None
         if isinstance(said, StateScores):
             # A row without masks would count as its path from [BOS] to [EOS].
@@ -221,7 +208,9 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
             own_1N = row_N[row_N != special.pad].unsqueeze(0)
             if not bool((own_1N == special.mask).any()):
                 continue
-            reading = read_row(self.exlm, own_1N, self.chain_share, self.config.num_copies)
+            reading = read_row(
+                self.exlm, own_1N, self.config.chain_share, self.config.num_copies
+            )
             row_N[row_N == special.mask] = reading.token_ids_S.to(row_N.device)
             log_joint_B[b] = reading.log_joint
         return filled_BN, log_joint_B
@@ -236,18 +225,16 @@ class _WithHeads(ExLMPreTrainedModel):
         self.heads = nn.ModuleList(nn.Linear(*sizes) for sizes in self._sizes())
         self.post_init()
 
-    def _sizes(self) -> Sequence[tuple[int, Any]]:
-        return [(self.config.hidden_size, self.config.num_labels)]
-
-    def _scores(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """The output of the last head at every token."""
-        return self.heads[-1](self.dropout(self.hidden(input_ids, attention_mask)))
+    def _sizes(self) -> Sequence[tuple[int, int]]:
+        raise NotImplementedError
 
 
-class ExLMForTokenClassification(_WithHeads):
-    """One output per input token."""
+class ExLMForSequenceClassification(_WithHeads):
+    """Dropout, dense, tanh, dropout and output on [BOS]: the head of BERT and RoBERTa."""
 
-    output_class: type[ModelOutput] = TokenClassifierOutput
+    def _sizes(self) -> Sequence[tuple[int, int]]:
+        width = self.config.hidden_size
+        return [(width, width), (width, self.config.num_labels)]
 
     @can_return_tuple
     def forward(
@@ -255,30 +242,17 @@ class ExLMForTokenClassification(_WithHeads):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-    ) -> ModelOutput:
+    ) -> SequenceClassifierOutput:
         """Logits and, with labels, the usual loss of transformers."""
-        logits = self._scores(input_ids, attention_mask)
+        dense, output = self.heads
+        first_BD = self.dropout(self.hidden(input_ids, attention_mask)[:, 0])
+        logits = output(self.dropout(torch.tanh(dense(first_BD))))
         loss = None
         if labels is not None:
             loss = self.loss_function(
                 logits=logits, labels=labels, pooled_logits=logits, config=self.config
             )
-        return self.output_class(loss=loss, logits=logits)
-
-
-class ExLMForSequenceClassification(ExLMForTokenClassification):
-    """Dropout, dense, tanh, dropout and output on [BOS]: the head of BERT and RoBERTa."""
-
-    output_class = SequenceClassifierOutput
-
-    def _sizes(self) -> Sequence[tuple[int, int]]:
-        width = self.config.hidden_size
-        return [(width, width), (width, self.config.num_labels)]
-
-    def _scores(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        dense, output = self.heads
-        first_BD = self.dropout(self.hidden(input_ids, attention_mask)[:, 0])
-        return output(self.dropout(torch.tanh(dense(first_BD))))
+        return SequenceClassifierOutput(loss=loss, logits=logits)
 
 
 class ExLMForQuestionAnswering(_WithHeads):
@@ -296,7 +270,7 @@ class ExLMForQuestionAnswering(_WithHeads):
         end_positions: Tensor | None = None,
     ) -> QuestionAnsweringModelOutput:
         is_pad_BN = self.rows(input_ids, attention_mask) == self.exlm.special_ids.pad
-        scores_BN2 = self._scores(input_ids, attention_mask)
+        scores_BN2 = self.heads[0](self.dropout(self.hidden(input_ids, attention_mask)))
         start, end = scores_BN2.masked_fill(is_pad_BN.unsqueeze(2), -1e9).unbind(dim=2)
         loss = None
         if start_positions is not None and end_positions is not None:
@@ -309,7 +283,6 @@ AUTO_CLASSES = {
     AutoModelForMaskedLM: ExLMForMaskedLM,
     AutoModelForQuestionAnswering: ExLMForQuestionAnswering,
     AutoModelForSequenceClassification: ExLMForSequenceClassification,
-    AutoModelForTokenClassification: ExLMForTokenClassification,
 }
 
 

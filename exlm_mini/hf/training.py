@@ -107,7 +107,7 @@ class ChainWarmup(TrainerCallback):
     ) -> None:
         """Set the weight of the chains."""
         past = state.global_step / (self.share * state.max_steps)
-        getattr(model, "module", model).chain_share = min(1.0, max(0.0, 2.0 - past))
+        getattr(model, "module", model).config.chain_share = min(1.0, max(0.0, 2.0 - past))
 
     def on_train_end(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
@@ -119,4 +119,4 @@ class ChainWarmup(TrainerCallback):
             return
         else:
             share = 0.0
-        getattr(model, "module", model).chain_share = share
+        getattr(model, "module", model).config.chain_share = share

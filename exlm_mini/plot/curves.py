@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from exlm_mini.plot.style import use_book_style
-from exlm_mini.training.run_directory import read_metrics
+from exlm_mini.training.metrics import read_metrics
 
 TRAINING, HELD_OUT = "training batches", "held-out rows"
 
@@ -41,7 +41,6 @@ PANELS = {
     ),
     "perplexity": Panel("exp(loss)", "loss", "validation_perplexity", np.exp),
     "speed": Panel("input tokens per second", "tokens_per_second"),
-    "utilisation": Panel("% of the devices' peak", "model_flops_utilisation", None, _percent),
     "peak memory": Panel("GiB", "peak_memory_mib", None, lambda mib: mib / 1024),
 }
 """By title, in the order in which they are drawn: first those of Figure 9."""

@@ -157,7 +157,11 @@ def read_row(
         num_copies: k of §3, of every token; 1 but for Repeated MLM.
 
     """
-    is_masked_BN, special_ids = _check_row(model, masked_ids_BN), model.special_ids
+    if model.training:
+        raise ValueError("the model is in training mode, where dropout is random; call eval()")
+    special_ids, is_masked_BN = model.special_ids, masked_ids_BN == model.special_ids.mask
+    if not is_masked_BN.any():
+        raise UserError("there is no [MASK] to fill in; write [MASK] for each hidden token")
     row = MaskedBatch(masked_ids_BN, is_masked_BN, masked_ids_BN)
     said = one_pass(model, row, chain_share, num_copies)
     log_token_SV = masks_alone(model, said, num_copies)
@@ -186,21 +190,3 @@ def read_row(
     log_p = log_joint(said, log_token_BLV, target_ids_BM).item()
     states = States(graph.owner_BL[0].cpu(), graph.clone_BL[0].cpu(), log_token_BLV[0].cpu())
     return Reading(token_ids_S.cpu(), log_p, log_token_SV.cpu(), states, links)
-
-
-def _check_row(model: ExLM | MaskedLM, masked_ids_BN: Tensor) -> Tensor:
-    """is_masked_BN of a row that can be read."""
-    if model.training:
-        raise ValueError("the model is in training mode, where dropout is random; call eval()")
-    if masked_ids_BN.dim() != 2 or len(masked_ids_BN) != 1:
-        raise ValueError(f"want one row (1, N), got {tuple(masked_ids_BN.shape)}")
-    special, row_N = model.special_ids, masked_ids_BN[0].tolist()
-    is_framed = row_N[:1] == [special.bos] and row_N[-1:] == [special.eos]
-    if not is_framed or {special.pad, special.bos, special.eos} & set(row_N[1:-1]):
-        raise ValueError(
-            f"want [BOS], tokens, [EOS] and no other of these, or padding, got {row_N}"
-        )
-    is_masked_BN = masked_ids_BN == special.mask
-    if not is_masked_BN.any():
-        raise UserError("there is no [MASK] to fill in; write [MASK] for each hidden token")
-    return is_masked_BN

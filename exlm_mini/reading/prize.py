@@ -62,11 +62,9 @@ class Prize(NamedTuple):
 
     def describe(self, states_per_mask: int) -> str:
         """The line at the end of pre-training."""
-        clones = (
-            ""
-            if self.clones_used is None
-            else (f"; {self.clones_used:.2f} of {states_per_mask} clones used")
-        )
+        clones = ""
+        if self.clones_used is not None:
+            clones = f"; {self.clones_used:.2f} of {states_per_mask} clones used"
         links = "" if states_per_mask == 1 else f"links win {self.links_win:.2f} of "
         return f"{self.joint:.2f} bits a row ({links}a prize of {self.prize:.2f}{clones})"
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from exlm_mini.alignment import dag_log_likelihood, posteriors
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.tokenizer import Tokenizer, visible
 from exlm_mini.reading.decoding import Reading, States, top_tokens
 
@@ -76,9 +77,6 @@ def read_scene(
         masked_ids_BN: the row that was read.
         num_words: to choose from for each mask. All of these, and the likeliest words of each
             state, are kept for every state.
-
-    Raises:
-        ValueError: if the states of the reading are not linked.
     """
     states, log_transition_LL = _states_and_links(reading)
     special_ids = tokenizer.special_ids
@@ -146,7 +144,10 @@ def _states_and_links(reading: Reading) -> tuple[States, Tensor]:
     if reading.states is not None and reading.graph is not None:
         return reading.states, reading.graph.log_transition_LL
     if reading.states is not None:
-        raise ValueError("this reading has no graph to explore: its states are not linked")
+        raise UserError(
+            "an explorer shows the links between states, and those of this model have none; give "
+            "a run of an MLM or of ExLM with linked states"
+        )
     num_masks = len(reading.log_token_SV)
     # Nothing is asked of the boundaries; they borrow the words of the masks next to them.
     rows_L = torch.arange(-1, num_masks + 1).clamp(0, num_masks - 1)

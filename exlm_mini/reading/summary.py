@@ -12,24 +12,24 @@ from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.reading.filling import measure_fillings
 from exlm_mini.reading.prize import measure_prize
 from exlm_mini.training.parts import make_masker
-from exlm_mini.training.trainer import Outcome
+from exlm_mini.training.trainer import Trainer
 
 
-def summarise(config: RunConfig, corpus: Corpus, output: Path, outcome: Outcome) -> str:
+def summarise(config: RunConfig, corpus: Corpus, output: Path, trainer: Trainer) -> str:
     """Print the results; returns a held-out text with one token hidden, to look at next."""
-    objective, reached = config.objective, outcome.evaluation
+    objective, reached = config.objective, trainer.evaluation
     assert reached is not None  # the last step is validated
-    num_parameters = sum(p.numel() for p in outcome.model.parameters())
+    num_parameters = sum(p.numel() for p in trainer.model.parameters())
     print(
-        f"{objective}: {num_parameters:,} parameters, {outcome.step:,} steps, "
+        f"{objective}: {num_parameters:,} parameters, {trainer.step:,} steps, "
         f"validation {reached.bits_per_mask:.3f} bits per masked token "
         f"({reached.num_masks:,} masks in {reached.num_rows:,} rows)"
     )
     if reached.num_without_path:
         print(f"{objective}: {reached.num_without_path} rows without a path were left out")
-    if outcome.skipped_steps:
+    if trainer.stepper.skipped_steps:
         print(
-            f"{objective}: {outcome.skipped_steps} steps were skipped, for their loss or "
+            f"{objective}: {trainer.stepper.skipped_steps} steps were skipped, for their loss or "
             "gradient was not finite"
         )
     if config.masking.strategy == "slots" and objective != "repeated-mlm":
@@ -38,11 +38,11 @@ def summarise(config: RunConfig, corpus: Corpus, output: Path, outcome: Outcome)
         print(f"MLM floor {language.marginal_entropy_bits(language.mask()):.3f} bits")
         print(f"{objective} reached {reached.bits_per_row:.3f} bits")
     print(f"run directory: {output}")
-    _print_prize(config, corpus, outcome)
+    _print_prize(config, corpus, trainer)
     return _masked_example(corpus)
 
 
-def _print_prize(config: RunConfig, corpus: Corpus, outcome: Outcome) -> None:
+def _print_prize(config: RunConfig, corpus: Corpus, trainer: Trainer) -> None:
     """Print what links win on held-out rows, beside what there is to win (see ``prize``), and how
     many molecules are filled well.
 
@@ -50,9 +50,9 @@ def _print_prize(config: RunConfig, corpus: Corpus, outcome: Outcome) -> None:
     """
     if config.objective == "repeated-mlm" or config.masking.strategy == "slots":
         return
-    model, pack = outcome.model, corpus.validation
+    model, pack = trainer.model, corpus.validation
     masker = make_masker(config, pack.special_ids, pack.tokenizer)
-    share = config.chain_share(outcome.step)
+    share = config.chain_share(trainer.step)
     prize = measure_prize(model, pack, masker, chain_share=share)
     k = config.model.states_per_mask if config.objective == "exlm" else 1
     print(f"{config.objective}, held-out rows: {prize.describe(k)}")

@@ -146,11 +146,6 @@ class Trained:
         # As at the validation of this step: transitions may still be blended with fixed chains.
         share, copies = self.config.chain_share(self.step), self.config.num_copies
         reading = read_row(self.model, masked_ids_BN, share, copies)
-        if reading.log_token_SV.isnan().any():
-            raise UserError(
-                f"the weights of {self.run} give no probabilities, for they are too large or no "
-                "numbers; give another run"
-            )
         filled_N = masked_ids_BN[0].clone()
         filled_N[filled_N == self.tokenizer.special_ids.mask] = reading.token_ids_S
         filled = self.tokenizer.decode(filled_N[1:-1].tolist())
@@ -159,11 +154,6 @@ class Trained:
     def explore(self, text: str) -> Explorer:
         """The graph of the states of the masks, for display in a notebook or to ``save``."""
         reading = self.fill(text).reading
-        if reading.states is not None and reading.graph is None:
-            raise UserError(
-                f"an explorer shows the links between states, and those of {self.run} have none "
-                f"({self.model_in_words}); give a run of an MLM or of ExLM with linked states"
-            )
         return explorer(read_scene(reading, self.tokenizer, self.masked_row(text)))
 
     def loss(self, texts: Sequence[str], seed: int = 1) -> Tensor:

@@ -118,26 +118,6 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(fields["step"], tensors, fields["state"], path)
 
 
-def not_finite(tensors: dict[str, Tensor]) -> str | None:
-    """Name of the first tensor with a nan or infinity; None if all are finite."""
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            return name
-    return None
-
-
-def misfit(shapes: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str | None:
-    """How tensors differ from others in names or shapes, in words; None if they do not."""
-    for name in sorted({*shapes, *tensors}):
-        if name not in tensors:
-            return f"no {name}"
-        if name not in shapes:
-            return f"{name} is too much"
-        if tensors[name].shape != shapes[name].shape:
-            return f"{name} {tuple(tensors[name].shape)} is not {tuple(shapes[name].shape)}"
-    return None
-
-
 def encode_manifest(fields: dict) -> bytes:
     """The manifest as JSON; its last entry is the sha256 of the text without that entry."""
     digest = _sha256(json.dumps(fields, indent=1).encode())
@@ -173,11 +153,6 @@ def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpo
             f"another --output; {lines[-1]}"
         )
     return None
-
-
-def has_begun(run: Path) -> bool:
-    """Whether a run has saved a checkpoint, intact or not."""
-    return bool(_newest_first(run / "checkpoints"))
 
 
 def prune_checkpoints(directory: Path, keep_last: int, intact_step: int) -> None:

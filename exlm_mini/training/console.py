@@ -178,23 +178,18 @@ def leave(code: int) -> NoReturn:
 class Requests:
     """What signals asked a run to do."""
 
-    is_stop_asked = is_save_asked = False
+    is_stop_asked = False
 
     def should_stop(self) -> bool:
         """Save and stop after this step."""
         return self.is_stop_asked
 
-    def should_save(self) -> bool:
-        """Save after this step and continue; true once per request."""
-        is_asked, self.is_save_asked = self.is_save_asked, False
-        return is_asked
-
 
 @contextlib.contextmanager
 def requests_by_signal(report: Callable[[str], None] = say) -> Iterator[Requests]:
-    """Turn SIGINT and SIGTERM into a request to save and stop, SIGUSR1 into a request to save.
+    """Turn SIGINT and SIGTERM into a request to save and stop.
 
-    A second SIGINT or SIGTERM stops at once, if it comes at least ``SECONDS_BETWEEN_SIGNALS``
+    A second one stops at once, if it comes at least ``SECONDS_BETWEEN_SIGNALS``
     later: torchrun forwards signals, and a scheduler may also send them to the process itself.
     """
     requests = Requests()
@@ -210,12 +205,8 @@ def requests_by_signal(report: Callable[[str], None] = say) -> Iterator[Requests
             signal.signal(number, previous[signal.Signals(number)])
             signal.raise_signal(number)
 
-    def ask_to_save(number: int, frame: FrameType | None) -> None:
-        requests.is_save_asked = True
-
-    handlers = dict.fromkeys((signal.SIGINT, signal.SIGTERM), ask_to_stop)
-    handlers[signal.SIGUSR1] = ask_to_save
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    numbers = signal.SIGINT, signal.SIGTERM
+    previous = {number: signal.signal(number, ask_to_stop) for number in numbers}
     try:
         yield requests
     finally:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -144,24 +144,13 @@ def plan_batch(train: TrainConfig, num_devices: int, option: str = "--devices") 
     share = num_devices * (micro or 1)
     if size % share:
         of_each = f" x train.micro_batch_{name} {micro:,}" if micro else ""
-        most = size // (micro or 1)
-        small = [n for n in range(1, math.isqrt(most) + 1) if most % n == 0]
-        near = min(small + [most // n for n in small], key=lambda n: abs(n - num_devices))
-        each, rest = divmod(size, num_devices)
-        fits = f"train.batch_{name} {size + share - size % share:,}"
-        if micro and not rest:
-            fits = f"train.micro_batch_{name} {_largest_divisor(each, micro):,}"
         raise UserError(
-            f"train.batch_{name} {size:,} cannot be spread over {num_devices} devices"
-            f"{of_each}: {size % share:,} {unit} are left over; use {option} {near}, or {fits}"
+            f"train.batch_{name} {size:,} cannot be spread over {num_devices} devices{of_each}: "
+            f"{size % share:,} {unit} are left over; use another {option}, or "
+            f"train.batch_{name} {size + share - size % share:,}"
         )
     per_device = micro or size // num_devices
     return BatchPlan(unit, size, num_devices, per_device, size // (num_devices * per_device))
-
-
-def _largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of a number that is at most ``most``."""
-    return next(n for n in range(min(number, most), 0, -1) if number % n == 0)
 
 
 def check_spread(config: RunConfig, num_processes: int) -> None:
@@ -237,32 +226,23 @@ def check_memory(
     config = replace(config, train=train, masking=masking)
     costs = estimate(config, vocab_size, row_length)
     tokens = costs.tokens_per_step * config.num_copies / num_devices
-    parts = {
-        "lower model.width, model.num_layers, model.max_positions or the vocabulary": (
-            costs.weight_bytes
-        ),
-        f"lower train.micro_batch_{plan.name}, or give one": _SURE * costs.activation_bytes,
-        f"lower train.batch_{plan.name}": _BATCH_TOKEN * tokens,
-    }
-    check_bytes("the run", parts, device)
+    needed = costs.weight_bytes + _SURE * costs.activation_bytes + _BATCH_TOKEN * tokens
+    remedy = (
+        f"lower train.micro_batch_{plan.name} (or give one), train.batch_{plan.name}, model.width, "
+        "model.num_layers, model.max_positions or the vocabulary"
+    )
+    check_bytes("the run", needed, device, remedy)
 
 
-def check_bytes(what: str, parts: Mapping[str, float], device: torch.device) -> None:
+def check_bytes(what: str, needed: float, device: torch.device, remedy: str) -> None:
     """Refuse work that does not fit into a device's memory, before anything large is allocated: on
-    a CPU allocation succeeds beyond it, and later the system kills the process.
-
-    ``parts`` has bytes by remedy; the message names the first at which their sum is too large.
-    """
-    present, so_far = device_memory(device), 0.0
-    for remedy, needed in parts.items():
-        so_far += needed
-        if so_far > present:
-            is_gpu = device.type == "cuda"
-            name = torch.cuda.get_device_name(device) if is_gpu else "this machine"
-            raise UserError(
-                f"{what} needs about {sum(parts.values()) / 2**30:,.1f} GiB, {name} has "
-                f"{present / 2**30:,.1f} GiB; {remedy}"
-            )
+    a CPU allocation succeeds beyond it, and later the system kills the process."""
+    if needed > (present := device_memory(device)):
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this machine"
+        raise UserError(
+            f"{what} needs about {needed / 2**30:,.1f} GiB, {name} has "
+            f"{present / 2**30:,.1f} GiB; {remedy}"
+        )
 
 
 def device_memory(device: torch.device) -> int:
@@ -312,6 +292,13 @@ def row_flops(config: RunConfig, vocab_size: int, row_length: int) -> float:
     return 2 * 3 * (encoder + heads)
 
 
+def mean_flops_per_token(config: RunConfig, vocab_size: int, lengths_R: np.ndarray) -> float:
+    """``row_flops`` per input token, averaged over rows of these lengths."""
+    lengths, counts = np.unique(lengths_R, return_counts=True)
+    flops = np.array([row_flops(config, vocab_size, int(length)) for length in lengths])
+    return float(counts @ flops / (counts @ lengths))
+
+
 def _activation_bytes(config: RunConfig, vocab_size: int, row_length: int) -> int:
     """Bytes that autograd keeps, counted layer by layer."""
     model, train, is_exlm = config.model, config.train, config.objective == "exlm"
@@ -320,7 +307,7 @@ def _activation_bytes(config: RunConfig, vocab_size: int, row_length: int) -> in
     if train.batch_tokens is not None:  # for the longest rows
         B = max(1, (train.micro_batch_tokens or train.batch_tokens) // row_length)
     T = longest_row(config, row_length)
-    is_low = train.precision in ("bf16", "fp16")
+    is_low = train.precision == "bf16"
     half = 2 if is_low else _FLOAT
     # Per layer: inputs (the residual stream stays in float32) and outputs of both norms; queries,
     # keys and values, rotated queries and keys, attended values; the feed-forward layer before

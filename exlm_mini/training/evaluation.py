@@ -6,7 +6,6 @@ Shapes: B rows, N tokens of a row, M targets, S masked tokens of a batch, V voca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from exlm_mini.data.packs import Pack
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.guesses import guess_masks, one_pass
 from exlm_mini.model.objectives import StateScores, log_likelihood, nats_to_bits
+from exlm_mini.training.processes import Engine
 
 VALIDATION_BATCH_ROWS = 64
 
@@ -70,10 +70,8 @@ def row_bits_and_correct(
     path fits. Each mask is guessed by itself, from the context alone: its likeliest token, for
     ExLM summed over all paths and all tokens in the other masks.
     """
-    said, target_ids_S = (
-        one_pass(model, batch, chain_share),
-        batch.token_ids_BN[batch.is_masked_BN],
-    )
+    said = one_pass(model, batch, chain_share)
+    target_ids_S = batch.token_ids_BN[batch.is_masked_BN]
     row_S = batch.is_masked_BN.nonzero()[:, 0]
     zeros_B = torch.zeros(len(batch.token_ids_BN), device=row_S.device)
     is_correct_S = guess_masks(model, said) == target_ids_S
@@ -89,29 +87,22 @@ def evaluate(
     pack: Pack,
     masker: Masker,
     num_rows: int,
-    device: torch.device,
+    engine: Engine,
     chain_share: float = 0.0,
-    rank: int = 0,
-    world_size: int = 1,
-    add_up: Callable[[Tensor], Tensor] = lambda numbers: numbers,
 ) -> Evaluation:
     """Bits and guesses on the first ``num_rows`` held-out rows, always with the same masks.
 
     Whole batches are distributed over the processes and their numbers added in a fixed order, so
     the result is the same, to the last bit, for any number of processes.
-
-    Args:
-        rank, world_size: number of this process, and of all processes that call this together.
-        add_up: sums a float64 tensor on the CPU over the processes.
     """
     was_training = model.training
     model.eval()
     num_batches = -(-min(num_rows, len(pack)) // VALIDATION_BATCH_ROWS)
-    mine = range(rank, num_batches, world_size)
+    mine = range(engine.rank, num_batches, engine.world_size)
     batches = validation_batches(pack, masker, num_rows, VALIDATION_BATCH_ROWS, mine)
     sums_Q5 = torch.zeros(num_batches, 5, dtype=torch.float64)
     for number, batch in zip(mine, batches, strict=True):
-        bits_B, correct_B = row_bits_and_correct(model, batch.to(device), chain_share)
+        bits_B, correct_B = row_bits_and_correct(model, batch.to(engine.device), chain_share)
         bits_B, correct_B = bits_B.double().cpu(), correct_B.cpu()
         has_path_B = bits_B != torch.inf
         sums_Q5[number, 0] = bits_B[has_path_B].sum()
@@ -120,5 +111,5 @@ def evaluate(
         sums_Q5[number, 3] = (~has_path_B).sum()
         sums_Q5[number, 4] = correct_B[has_path_B].sum()
     model.train(was_training)
-    bits, *counts = map(sum, add_up(sums_Q5).T.tolist())
+    bits, *counts = map(sum, engine.add_up(sums_Q5).T.tolist())
     return Evaluation(bits, *map(int, counts))

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from exlm_mini.config import RunConfig, SpecialIds
-from exlm_mini.config.checks import UserError
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.data.units import Units
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
-from exlm_mini.training.checkpoint import Checkpoint, misfit
+from exlm_mini.training.checkpoint import Checkpoint
 
 
 def make_masker(
@@ -54,34 +53,10 @@ def make_model(config: RunConfig, vocab_size: int, special_ids: SpecialIds) -> M
 
 def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
     """The trained model of a checkpoint, in evaluation mode on the CPU, and its settings."""
-    config, weights, state = (
-        config_of(checkpoint),
-        checkpoint.tensors["model"],
-        checkpoint.state,
-    )
-    parts = config, state["vocab_size"], SpecialIds(**state["special_ids"])
-    with torch.device("meta"):  # settings that are too large would take the memory first
-        shapes = make_model(*parts).state_dict()
-    if reason := misfit(shapes, weights):
-        raise _unlike(checkpoint, reason)
-    model = make_model(*parts)
-    model.load_state_dict(weights)
+    config, state = RunConfig(**checkpoint.state["config"]), checkpoint.state
+    model = make_model(config, state["vocab_size"], SpecialIds(**state["special_ids"]))
+    model.load_state_dict(checkpoint.tensors["model"])
     return model.eval(), config
-
-
-def config_of(checkpoint: Checkpoint) -> RunConfig:
-    """The settings of a checkpoint."""
-    try:
-        return RunConfig(**checkpoint.state["config"])
-    except UserError as error:
-        raise _unlike(checkpoint, str(error)) from None
-
-
-def _unlike(checkpoint: Checkpoint, reason: str) -> UserError:
-    return UserError(
-        f"{checkpoint.path} holds settings and weights that do not belong together ({reason}); "
-        "give a checkpoint of a pre-training run as it was saved"
-    )
 
 
 class Scored(NamedTuple):

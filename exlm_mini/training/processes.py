@@ -17,9 +17,9 @@ import datetime
 import gc
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -31,7 +31,6 @@ from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.training.console import launched_rank, say
 from exlm_mini.training.parts import Scored, score
 
-T = TypeVar("T")
 LONGEST_WAIT = datetime.timedelta(days=7)
 """The first process may take long to prepare a corpus; a process that died is noticed at once."""
 
@@ -164,27 +163,12 @@ class Engine:
             if first is not None:
                 raise UserError(first)
 
-    def in_turn(self, work: Callable[..., T], *arguments: Any) -> T:
-        """The result of ``work``, which the first process does before the others; all raise a
-        ``UserError`` of one."""
-        for is_now in (self.is_main, not self.is_main):
-            with self.together():
-                if is_now:
-                    result = work(*arguments)
-        return result
-
     def _gather(self, value: Any) -> list[Any]:
         """The values of all processes."""
         values = [value] * self.world_size
         if self._group is not None:
             distributed.all_gather_object(values, value, group=self._group)
         return values
-
-    def has_lost_another(self, error: RuntimeError) -> bool:
-        """Whether an error means that another process has ended."""
-        # Gloo's errors have no type of their own.
-        is_of_them = isinstance(error, distributed.DistError) or "gloo" in str(error)
-        return self._group is not None and is_of_them
 
     def finish(self) -> None:
         """Release the model, then the process group.

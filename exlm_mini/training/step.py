@@ -20,10 +20,6 @@ from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.packs import Pack
 from exlm_mini.training.processes import Engine
 
-LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
-LEAST_SCALE = 1e-4
-"""Of the loss in fp16; a run that needs a smaller one has diverged (fairseq's value)."""
-
 
 class Update(NamedTuple):
     """Numbers of an optimiser step, over all processes."""
@@ -59,28 +55,20 @@ class Stepper:
         self.config, self.engine, self.model = config, engine, model
         self.batches = make_batches(config, pack, masker)
         self.optimizer = make_optimizer(model, config.train)
-        is_scaled = config.train.precision == "fp16"
-        self.scaler = torch.amp.GradScaler(engine.device.type, enabled=is_scaled)
         self._pad = pack.special_ids.pad
         self.skipped_steps = 0
         """In the whole run."""
         self.skipped_in_row = 0
-        """Up to the last step, without those that fp16 skips while it looks for its scale."""
+        """Up to the last step."""
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint besides weights and moments; JSON-able."""
-        return {
-            "skipped_steps": self.skipped_steps,
-            "skipped_in_row": self.skipped_in_row,
-            "scaler": self.scaler.state_dict(),
-        }
+        return {"skipped_steps": self.skipped_steps, "skipped_in_row": self.skipped_in_row}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore ``state``."""
         self.skipped_steps = state["skipped_steps"]
         self.skipped_in_row = state["skipped_in_row"]
-        if state["scaler"]:
-            self.scaler.load_state_dict(state["scaler"])
 
     def step(self, step: int) -> Update:
         """Make one step; ``step`` counts from 0.
@@ -94,7 +82,6 @@ class Stepper:
         sizes_P2 = torch.tensor([self._size(part) for part in parts]).reshape(-1, 2)
         total, num_tokens = map(int, engine.add_up(sizes_P2.double().sum(dim=0)).tolist())
         counted = self._accumulate(step, parts, sizes_P2[:, 0].tolist(), max(total, 1))
-        self.scaler.unscale_(self.optimizer)
         parameters = self.model.parameters()
         norm = nn.utils.clip_grad_norm_(parameters, train.clip_norm or math.inf).item()
         counts = torch.tensor([*counted, not math.isfinite(norm)], dtype=torch.float64)
@@ -111,10 +98,8 @@ class Stepper:
 
     def precision(self) -> contextlib.AbstractContextManager:
         """Context manager for every forward pass: the precision of the settings."""
-        dtype = LOW_PRECISION.get(self.config.train.precision)
-        return torch.autocast(
-            self.engine.device.type, dtype or torch.bfloat16, enabled=dtype is not None
-        )
+        is_low = self.config.train.precision == "bf16"
+        return torch.autocast(self.engine.device.type, torch.bfloat16, enabled=is_low)
 
     def diverged(self, what: str) -> DivergedError:
         """The error for numbers that are not finite, with advice."""
@@ -151,27 +136,16 @@ class Stepper:
                     scored = engine.score(part.to(engine.device), share)
                 share_of_loss = scored.loss * (size / total)
                 # DDP averages over the processes, but the batch is their sum.
-                self.scaler.scale(share_of_loss * engine.world_size).backward()
+                (share_of_loss * engine.world_size).backward()
             loss += share_of_loss.item()
             num_without_path += scored.num_without_path
             num_correct += math.nan if scored.num_correct is None else int(scored.num_correct)
         return loss, num_without_path, num_correct
 
     def _note(self, is_skipped: bool, step: int, loss: float, norm: float) -> None:
-        """Count skipped steps, adapt the scale of the loss, and stop after too many."""
+        """Count skipped steps, and stop after too many."""
         train = self.config.train
         self.skipped_steps += is_skipped
-        if self.scaler.is_enabled():
-            before = self.scaler.get_scale()
-            self.scaler.update()
-            scale = self.scaler.get_scale()
-            if scale < LEAST_SCALE:
-                raise UserError(
-                    f"the loss scale fell to {scale:g} at step {step + 1}; go on in bf16 or fp32 "
-                    "(--train.precision) or with a lower train.learning_rate, in another --output"
-                )
-            if scale < before and math.isfinite(loss):
-                return  # the scale was too large; the step itself was fine
         self.skipped_in_row = self.skipped_in_row + 1 if is_skipped else 0
         if self.skipped_in_row >= min(train.max_skipped, train.steps):
             what = f"loss {loss:g}, gradient norm {norm:g} at step {step + 1}: not finite"

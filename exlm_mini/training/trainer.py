@@ -12,49 +12,31 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.packs import Pack
-from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.training.beside_weights import beside_weights
 from exlm_mini.training.checkpoint import (
     Checkpoint,
     latest_checkpoint,
-    misfit,
-    not_finite,
     optimizer_tensors,
     prune_checkpoints,
     restore_optimizer,
     save_checkpoint,
 )
 from exlm_mini.training.console import Progress
-from exlm_mini.training.cost import check_fits, check_spread
+from exlm_mini.training.cost import check_fits, check_spread, mean_flops_per_token
 from exlm_mini.training.evaluation import Evaluation, evaluate
-from exlm_mini.training.meter import Meter, copies_of
+from exlm_mini.training.metrics import MetricsLog, copies_of, peak_memory_mib
 from exlm_mini.training.parts import make_masker, make_model
 from exlm_mini.training.processes import Engine, choose_device, with_precision
 from exlm_mini.training.provenance import versions
-from exlm_mini.training.run_directory import MetricsLog
 from exlm_mini.training.step import Stepper, Update
-
-
-class Outcome(NamedTuple):
-    """How a run ended."""
-
-    model: MaskedLM | ExLM
-    """On the device."""
-    step: int
-    is_complete: bool
-    """False if it was asked to stop before its end."""
-    evaluation: Evaluation | None
-    """Of the last validation; None if there was none yet."""
-    skipped_steps: int
-    """Steps whose loss or gradient was not finite, see ``step``."""
 
 
 class Trainer:
@@ -85,16 +67,18 @@ class Trainer:
         self.output, self.report = output, report
         self._checkpoints = output / "checkpoints"
         self.evaluation: Evaluation | None = None
+        """Of the last validation."""
         self.num_tokens = 0
         """Input tokens of all steps done, before expansion or repetition, without padding."""
         self.seconds = 0.0
         """Training time in seconds over all starts, validation included."""
         newest = self._newest_checkpoint()
-        self._step = 0 if newest is None else newest.step
+        self.step = 0 if newest is None else newest.step
+        """Done."""
         # With more steps than at its start, a run may have grown before it would now.
         has_grown = newest is not None and newest.state["config"]["objective"] == "exlm"
         *earlier, last = config.stages
-        self._later = [s for s in earlier if self._step < s[1] and not has_grown] + [last]
+        self._later = [s for s in earlier if self.step < s[1] and not has_grown] + [last]
         self._begin_stage()
         if newest is not None:
             self._check_data(newest)
@@ -110,93 +94,69 @@ class Trainer:
         model = make_model(config, pack.vocab_size, pack.special_ids)
         self.model = engine.wrap(model, config.train)
         self.stepper = Stepper(config, pack, self.masker, engine, self.model)
-        self.meter = Meter(
-            config, pack.vocab_size, pack.lengths_R, engine.device, engine.world_size
-        )
+        self.flops_per_token = mean_flops_per_token(config, pack.vocab_size, pack.lengths_R)
 
     def run(
         self,
         on_progress: Callable[[Progress], None] = lambda progress: None,
         should_stop: Callable[[], bool] = lambda: False,
-        should_save: Callable[[], bool] = lambda: False,
         watch: Callable[[], dict[str, float]] = dict,
-    ) -> Outcome:
-        """Train from the newest checkpoint, or from the start, to the last step.
+    ) -> bool:
+        """Train from the newest checkpoint, or from the start; returns whether the end is reached.
 
         Args:
             on_progress: called after every step, in the first process.
             should_stop: asked after every step; if true in any process, all save a checkpoint of
                 the same step and the run ends.
-            should_save: the same, but the run goes on.
             watch: called after every validation, in the first process and before ``should_stop``;
                 its numbers go into the line of ``metrics.jsonl``.
 
         Raises:
             DivergedError: if too many steps, a validation or the weights are not finite.
         """
-        asked = on_progress, should_stop, should_save, watch
-        is_stopped = self._run_stage(*asked)
-        while self._later and not is_stopped:
-            before = self._checkpoint()
-            self._begin_stage()
-            self._take_over(before)
-            is_stopped = self._run_stage(*asked)
-        is_complete = self._step == self._end and not self._later
-        skipped_steps = self.stepper.skipped_steps
-        return Outcome(self.model, self._step, is_complete, self.evaluation, skipped_steps)
-
-    def _run_stage(
-        self,
-        on_progress: Callable[[Progress], None],
-        should_stop: Callable[[], bool],
-        should_save: Callable[[], bool],
-        watch: Callable[[], dict[str, float]],
-    ) -> bool:
-        """Train one model; returns whether it was asked to stop."""
-        train, engine, end = self.config.train, self.engine, self._end
-        step, is_stopped = self._step, False
-        with self._logs(step) as logs:
+        train, engine, is_stopped = self.config.train, self.engine, False
+        with contextlib.ExitStack() as stack:
+            with engine.together():
+                logs = [stack.enter_context(contextlib.closing(log)) for log in self._logs()]
             start, before, tokens_before = time.monotonic(), self.seconds, self.num_tokens
-            while step < end and not is_stopped:
-                update = self.stepper.step(step)
-                step = self._step = step + 1
+            while not is_stopped and (self.step < self._end or self._later):
+                if self.step == self._end:
+                    grown = self._checkpoint()
+                    self._begin_stage()
+                    self._take_over(grown)
+                update = self.stepper.step(self.step)
+                self.step += 1
                 self.num_tokens += update.num_tokens
                 evaluation, watched = None, {}
-                if step % train.validate_every == 0 or step == end:
-                    evaluation = self.evaluation = self.validate(step)
+                if self.step % train.validate_every == 0 or self.step == self._end:
+                    evaluation = self.evaluation = self.validate(self.step)
                     watched = watch() if engine.is_main else {}
-                is_stopped, is_asked = engine.any(should_stop(), should_save())
-                is_last = step == end or is_stopped
+                (is_stopped,) = engine.any(should_stop())
+                is_last = self.step == self._end or is_stopped
                 seconds = max(time.monotonic() - start, 1e-9)
                 self.seconds = before + seconds
                 speed = (self.num_tokens - tokens_before) / seconds
                 if engine.is_main:
-                    on_progress(Progress(step, update.loss, speed, evaluation))
-                if evaluation is not None or is_last or step % train.log_every == 0:
-                    record = {"step": step, **self._numbers(update, speed, evaluation)}
+                    on_progress(Progress(self.step, update.loss, speed, evaluation))
+                if evaluation is not None or is_last or self.step % train.log_every == 0:
+                    record = {"step": self.step, **self._numbers(update, speed, evaluation)}
                     with engine.together():
                         for log in logs:
                             log.write(record | watched)
-                if is_last or is_asked or step % train.save_every == 0:
+                if is_last or self.step % train.save_every == 0:
                     self._save()
-        return is_stopped
+        return self.step == self._end and not self._later
 
-    @contextlib.contextmanager
-    def _logs(self, step: int) -> Iterator[list[Any]]:
-        """The logs of the first process; restores ``seconds`` from the metrics."""
-        logs: list[Any] = []
-        with contextlib.ExitStack() as open_files:
-            with self.engine.together():
-                if self.engine.is_main:
-                    self.output.mkdir(parents=True, exist_ok=True)
-                    # There may be no further save to remove the remains of one cut short.
-                    prune_checkpoints(self._checkpoints, self.config.train.keep_last, step)
-                    metrics = MetricsLog(self.output / "metrics.jsonl", step)
-                    self.seconds = (metrics.last or {}).get("seconds") or 0.0
-                    logs += [metrics, *copies_of(self.output, self.config, step)]
-                    for log in logs:
-                        open_files.callback(log.close)
-            yield logs
+    def _logs(self) -> list[Any]:
+        """The logs, in the first process; restores ``seconds`` from the metrics."""
+        if not self.engine.is_main:
+            return []
+        self.output.mkdir(parents=True, exist_ok=True)
+        # There may be no further save to remove the remains of one cut short.
+        prune_checkpoints(self._checkpoints, self.config.train.keep_last, self.step)
+        metrics = MetricsLog(self.output / "metrics.jsonl", self.step)
+        self.seconds = (metrics.last or {}).get("seconds") or 0.0
+        return [metrics, *copies_of(self.output, self.config, self.step)]
 
     def _numbers(
         self, update: Update, speed: float, evaluation: Evaluation | None
@@ -211,7 +171,8 @@ class Trainer:
             "num_processes": self.engine.world_size,
             "gradient_norm": update.gradient_norm,
             "skipped_steps": self.stepper.skipped_steps,
-            **self.meter.read(speed),
+            "model_flops_per_second": self.flops_per_token * speed,
+            "peak_memory_mib": peak_memory_mib(self.engine.device),
             "rows_without_path": update.num_without_path,
         }
         if update.mask_accuracy is not None:
@@ -229,11 +190,8 @@ class Trainer:
                 self.validation_pack,
                 self.masker,
                 self.config.train.validation_rows,
-                self.engine.device,
+                self.engine,
                 self.config.chain_share(step),
-                self.engine.rank,
-                self.engine.world_size,
-                self.engine.add_up,
             )
         if not found.is_finite:
             bits = f"{found.bits_per_mask:g} bits per masked token"
@@ -246,7 +204,7 @@ class Trainer:
         """The run as it is; tensors are not copied."""
         moments = optimizer_tensors(self.stepper.optimizer, self.model)
         tensors = {"model": self.model.state_dict(), "optimizer": moments}
-        return Checkpoint(self._step, tensors, self._state(), self._checkpoints)
+        return Checkpoint(self.step, tensors, self._state(), self._checkpoints)
 
     def _save(self) -> None:
         """The first process writes a checkpoint; all must call."""
@@ -254,9 +212,10 @@ class Trainer:
             if not self.engine.is_main:
                 return
             step, tensors, state, path = self._checkpoint()
-            if name := not_finite(tensors["model"]):
-                what = f"the weights {name} are not finite after step {step}"
-                raise self.stepper.diverged(what)
+            for name, weight in tensors["model"].items():
+                if not bool(weight.isfinite().all()):
+                    what = f"the weights {name} are not finite after step {step}"
+                    raise self.stepper.diverged(what)
             others = beside_weights(self._stored_config(), step, self.train_pack)
             save_checkpoint(path, step, tensors, state, others)
             prune_checkpoints(path, self.config.train.keep_last, step)
@@ -323,9 +282,12 @@ class Trainer:
         own, state = self.model.state_dict(), checkpoint.state
         if (state["config"]["objective"], self.config.objective) == ("mlm", "exlm"):
             weights, moments = {**own, **weights}, {}
-        if reason := misfit(own, weights):
+        sizes = [{name: tuple(t.shape) for name, t in part.items()} for part in (own, weights)]
+        if others := sizes[0].items() ^ sizes[1].items():
+            name, _ = min(others)
             raise UserError(
-                f"{checkpoint.path} is of another shape ({reason}); give its model.* settings"
+                f"{checkpoint.path} is of another shape ({name} is {sizes[1].get(name)}, not "
+                f"{sizes[0].get(name)}); give its model.* settings"
             )
         self.model.load_state_dict(weights)
         restore_optimizer(self.stepper.optimizer, self.model, moments)

@@ -91,7 +91,7 @@ graph = (
 ours, exact = native.log_likelihood(*graph), BACKENDS["enumerate"].log_likelihood(*graph)
 print(json.dumps({
     "package": exlm_mini.__file__,
-    "sources": str(build.source_dir()),
+    "sources": str(build.SOURCE_DIR),
     "library": str(build.build("cpu")),
     "difference": (ours - exact).abs().item(),
 }))

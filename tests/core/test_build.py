@@ -49,16 +49,6 @@ def compiler(tmp_path, monkeypatch) -> Path:
 # ---- what is there ----
 
 
-def test_an_installed_package_has_its_sources_or_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "PACKAGE", tmp_path / "site" / "exlm_mini")
-    with pytest.raises(build.BuildError, match=r"cuda_src: reinstall exlm-mini"):
-        build.source_dir()
-    folder = tmp_path / "site" / "exlm_mini" / "cuda_src"
-    folder.mkdir(parents=True)
-    (folder / "dag_cpu.cpp").touch()
-    assert build.source_dir() == folder
-
-
 def test_nvcc_is_that_of_cuda_home_else_of_the_path_else_of_pips_wheels(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
@@ -212,8 +202,8 @@ def test_a_changed_source_processor_or_compiler_is_another_build(
 ):
     monkeypatch.setattr(build, "_compile", lambda source, compiler, library: library.touch())
     folder = tmp_path / "cuda"
-    shutil.copytree(build.source_dir(), folder)
-    monkeypatch.setattr(build, "PACKAGE", tmp_path / "exlm_mini")
+    shutil.copytree(build.SOURCE_DIR, folder)
+    monkeypatch.setattr(build, "SOURCE_DIR", folder)
     script(compiler)
     libraries = [build.build("cpu")]
     assert build.build("cpu") == libraries[0]

@@ -125,9 +125,9 @@ class Witness:
             patch.object(self.engine, "score", self.score),
         ):
             try:
-                outcome = self.trainer.run(**asked)
-                self.seen["step"] = outcome.step
-                self.seen["skipped"] = outcome.skipped_steps
+                self.trainer.run(**asked)
+                self.seen["step"] = self.trainer.step
+                self.seen["skipped"] = self.trainer.stepper.skipped_steps
             except UserError as error:
                 self.seen["error"] = str(error)
         note = json.dumps(self.seen)

@@ -30,6 +30,7 @@ from exlm_mini.model.transition import parallel_chains
 from exlm_mini.training.cost import row_flops
 from exlm_mini.training.evaluation import evaluate, row_bits_and_correct
 from exlm_mini.training.parts import make_masker, make_model
+from exlm_mini.training.processes import Engine
 
 SMALL = ModelConfig(width=16, num_heads=2, ffn_width=16, states_per_mask=2)
 TOWN = RunConfig(
@@ -305,7 +306,7 @@ def test_on_text_the_numbers_are_those_of_validation(corpora, objective, model):
     config = replace(TEXT, objective=objective, model=replace(SMALL, **model))
     network = untrained(config, corpus)
     masker = make_masker(config, corpus.train.special_ids)
-    want = evaluate(network, corpus.validation, masker, 16, torch.device("cpu"))
+    want = evaluate(network, corpus.validation, masker, 16, Engine(torch.device("cpu")))
     found = measure(network, config, corpus, num_rows=16, seed=config.seed)
     assert found["lost_per_row"] == want.num_masks / want.num_rows
     assert found["bits_per_row"] == pytest.approx(want.bits_per_row, rel=1e-5)

@@ -31,7 +31,8 @@ from exlm_lab.experiments.verdicts import Verdict, differences, escapes, holm, p
 from exlm_lab.ledger import StoppedError
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.training import provenance
-from exlm_mini.training.run_directory import locked_directory, read_metrics
+from exlm_mini.training.metrics import read_metrics
+from exlm_mini.training.run_directory import locked_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIM = Claim("ours is better", "bits_per_row", "ours", "base", -1, 0.5, is_primary=True)

@@ -27,7 +27,7 @@ from exlm_mini.config import TrainConfig
 from exlm_mini.config.recipes import plain
 from exlm_mini.reading.trained import load
 from exlm_mini.training.checkpoint import latest_checkpoint
-from exlm_mini.training.run_directory import read_metrics
+from exlm_mini.training.metrics import read_metrics
 
 
 def dotted(config):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from exlm_mini.alignment.enumeration import paths
 from exlm_mini.config import ModelConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.tokenizer import train_byte_level_bpe, word_level
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import log_likelihood
@@ -224,7 +225,7 @@ def test_in_an_mlm_a_choice_moves_no_other_mask():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="not linked"):
+    with pytest.raises(UserError, match="have none"):
         reading = read_row(exlm(CONFIG), ROW)
         read_scene(reading._replace(graph=None), TOKENIZER, ROW)
     for words, states in [({1: "angry"}, {}), ({}, {1: "3.1"}), ({3: "glad"}, {}),

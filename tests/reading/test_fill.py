@@ -1,10 +1,8 @@
 """``python -m exlm_mini.fill`` end to end, on runs of a few steps."""
 
 import io
-import itertools
-import json
-import math
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -42,62 +40,33 @@ def fill(capsys, *arguments):
     return ended(capsys, main, *arguments)
 
 
-def fill_json(capsys, *arguments):
-    code, out, err = fill(capsys, *arguments, "--json")
-    assert (code, err, out.count("\n")) == (0, "", 1)
-    return json.loads(out)
-
-
-def test_json_tells_the_whole_reading(toy, capsys):
-    reading = fill_json(capsys, TEXT, "--run", toy, "--top", 3)
-    assert (reading["run"], reading["step"], reading["objective"]) == (str(toy), 3, "exlm")
-    first, second = reading["masks"]
-    filled = TEXT.replace("[MASK]", first["text"], 1).replace("[MASK]", second["text"])
-    assert (reading["text"], reading["filled"]) == (TEXT, filled)
-    states = {state["label"]: state for state in reading["states"]}
-    labels = ["BOS.1", "BOS.2", "1.1", "1.2", "2.1", "2.2", "EOS.1", "EOS.2"]
-    assert list(states) == labels
-    owners = [(state["mask"], state["clone"]) for state in states.values()]
-    assert owners == [(m, k) for m in (None, 1, 2, None) for k in (1, 2)]
-    for entry in reading["masks"] + reading["states"]:
-        probabilities = [token["probability"] for token in entry["top"]]
-        assert len(probabilities) == 3 and probabilities == sorted(probabilities)[::-1]
-    # The path's probability, again from what is printed.
-    places = list(map(labels.index, reading["path"]))
-    product = math.prod(reading["transition"][v][u] for v, u in itertools.pairwise(places))
-    for label, mask in zip(reading["path"][1:-1], reading["masks"], strict=True):
-        likeliest = states[label]["top"][0]
-        assert mask["id"] == likeliest["id"]
-        product *= likeliest["probability"]
-    assert reading["path_probability"] == pytest.approx(product, rel=1e-5)
-    path, joint, fit = (reading[f"{name}_probability"] for name in ("path", "joint", "fit"))
-    assert path <= joint * (1 + 1e-6) and joint <= fit * (1 + 1e-6)
-    assert reading["joint_bits"] == pytest.approx(-math.log2(joint))
-
-
 @pytest.mark.parametrize("columns", [80, 200])
-def test_the_table_shows_what_json_tells(columns, runs, capsys, monkeypatch):
+def test_the_table_shows_the_reading(columns, runs, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     text, run = " ".join(["[MASK]"] * 6), runs / "text"  # 80 columns cut its matrix
-    reading = fill_json(capsys, text, "--run", run)
-    code, out, err = fill(capsys, text, "--run", run)
+    filled = load(run).fill(text)
+    states, graph = filled.reading.states, filled.reading.graph
+    code, out, err = fill(capsys, text, "--run", run, "--top", 3)
     assert (code, err) == (0, "")
     head, matrix = out.split("\nTransitions: the row hands over to the column\n")
-    lines, path = head.splitlines(), reading["path"]
+    lines, path = head.splitlines(), [states.labels[u] for u in graph.path_M]
     assert any(line.startswith(f"path    {path[0]} -> {path[1]} ") for line in lines)
-    joint = f"joint   {reading['joint_probability']:.3g} ="
-    assert any(line.startswith(joint) for line in lines)
+    assert any(line.startswith(f"joint   {filled.probability:.3g} =") for line in lines)
     starred = [line.split()[0] for line in lines if line.split()[:1] and "*" in line[:20]]
     assert starred == [f"{label}*" for label in path[1:-1]]
+    shares = [
+        re.findall(r" (\d\.\d\d)(?= |$)", line) for line in lines if re.match(r"  \S", line)
+    ]
+    assert [len(row) for row in shares] == [3] * (6 + len(states.labels) - 2)
+    assert all(row == sorted(row, reverse=True) for row in shares)
     assert max(map(len, matrix.splitlines())) <= columns
     printed, blocks = {}, [block.splitlines() for block in matrix.split("\n\n")]
-    labels = [state["label"] for state in reading["states"]]
-    assert [label for block in blocks for label in block[0].split()] == labels
+    assert [label for block in blocks for label in block[0].split()] == states.labels
     for header, *rows in blocks:
         for label, *cells in map(str.split, rows):
             printed |= {(label, c): x for c, x in zip(header.split(), cells, strict=True)}
-    for v, row in zip(labels, reading["transition"], strict=True):
-        for u, probability in zip(labels, row, strict=True):
+    for v, row in zip(states.labels, graph.log_transition_LL.exp().tolist(), strict=True):
+        for u, probability in zip(states.labels, row, strict=True):
             shown = f"{probability:.2f}".replace("0.00", ".")
             assert printed.get((v, u), ".") == shown
 
@@ -105,9 +74,9 @@ def test_the_table_shows_what_json_tells(columns, runs, capsys, monkeypatch):
 def test_html_is_the_explorer_of_the_reading(toy, tmp_path, capsys):
     page = tmp_path / "explorer.html"
     page.write_text("an older page")
-    code, out, err = fill(capsys, TEXT, "--run", toy, "--html", page, "--json")
+    code, out, err = fill(capsys, TEXT, "--run", toy, "--html", page)
     assert (code, err) == (0, f"wrote {page}; open it in a browser\n")
-    assert out == fill(capsys, TEXT, "--run", toy, "--json")[1]
+    assert out == fill(capsys, TEXT, "--run", toy)[1]
     load(toy).explore(TEXT).save(tmp_path / "expected.html", title=TEXT)
     assert page.read_bytes() == (tmp_path / "expected.html").read_bytes()
 
@@ -116,16 +85,12 @@ def test_html_is_the_explorer_of_the_reading(toy, tmp_path, capsys):
     ("name", "kind"), [("mlm", "MLM"), ("repeated", "2 copies"), ("ctc", "ctc transitions")]
 )
 def test_models_without_links_are_read_without_a_path(name, kind, runs, capsys):
-    reading = fill_json(capsys, TEXT, "--run", runs / name)
-    assert reading["path"] is None and "[MASK]" not in reading["filled"]
     code, out, _ = fill(capsys, TEXT, "--run", runs / name)
-    assert code == 0 and kind in out and "Transitions" not in out
+    assert code == 0 and kind in out and "Transitions" not in out and "path " not in out
     assert ("Each state" in out) == (name == "ctc")
     page = runs / f"{name}.html"
     if name == "ctc":
-        fails(
-            capsys, main, TEXT, "--run", runs / name, "--html", page, parts=(runs / name, kind)
-        )
+        fails(capsys, main, TEXT, "--run", runs / name, "--html", page, parts=["linked states"])
         assert not page.exists()
     else:  # one state for each mask, which leads to the next
         assert fill(capsys, TEXT, "--run", runs / name, "--html", page)[0] == 0
@@ -139,17 +104,18 @@ def test_a_checkpoint_from_the_chain_warmup_is_read_with_its_chains(tmp_path, ca
     step = run / "checkpoints" / "step-000002"
     assert "still 67% fixed parallel chains" in fill(capsys, TEXT, "--run", step)[1]
     # Two thirds of the chains' 1, and some of the model's own.
-    transition = fill_json(capsys, TEXT, "--run", step)["transition"]
+    transition = load(step).fill(TEXT).reading.graph.log_transition_LL.exp()
     assert 2 / 3 < transition[1][3] < 1
     assert 2 / 3 < transition[2][4] < 1
 
 
 def test_words_come_with_their_blanks_and_symbols_without(runs, capsys):
-    reading = fill_json(capsys, "CC[MASK]C(=O)[MASK]", "--run", runs / "smiles")
-    first, second = reading["masks"]
-    assert reading["filled"] == f"CC{first['text']}C(=O){second['text']}"
-    reading = fill_json(capsys, "The cat [MASK] on the mat. Déjà", "--run", runs / "text")
-    assert reading["filled"] == f"The cat{reading['masks'][0]['text']} on the mat. Déjà"
+    for run, text in (("smiles", "CC[MASK]C(=O)[MASK]"), ("text", "The cat [MASK] on. Déjà")):
+        trained = load(runs / run)
+        filled = trained.fill(text)
+        for token_id in filled.reading.token_ids_S.tolist():
+            text = re.sub(r" ?\[MASK\]", trained.tokenizer.decode([token_id]), text, count=1)
+        assert filled.text == text
     _, out, _ = fill(capsys, "The cat\n[MASK] \x1b[31m on", "--run", runs / "text")
     assert "text    The cat\\n[MASK] \\x1b[31m on" in out.splitlines()
 

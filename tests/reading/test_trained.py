@@ -14,8 +14,6 @@ from exlm_mini.config import DataConfig
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.decoding import read_row
-from exlm_mini.training.checkpoint import load_checkpoint
-from exlm_mini.training.parts import load_model
 
 SMILES = ["CC(=O)N", "CCO", "C1CCCCC1"]
 
@@ -111,9 +109,3 @@ def test_what_cannot_be_read_is_told(runs, capsys):
     told(lambda: model.loss(["CC", "C[MASK]"]), "texts[1]", "without masks")
     told(lambda: model.loss([]), "at least one")
     told(lambda: exlm_mini.load(runs / "nowhere"), runs / "nowhere")
-
-
-def test_settings_too_large_for_the_weights_take_no_memory(runs):
-    checkpoint = load_checkpoint(next((runs / "mlm" / "checkpoints").iterdir()))
-    checkpoint.state["config"]["model"]["width"] = 4_000_000
-    told(lambda: load_model(checkpoint), checkpoint.path, "do not belong together")

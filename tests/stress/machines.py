@@ -53,7 +53,7 @@ MACHINES = {
 
 TRAINING_CHAPTERS = ("01", "02", "03", "04", "06", "07", "08", "09", "13")
 TRAINING_TESTS = (
-    "checkpoint", "distributed", "fill", "finetune", "finetuning", "live", "meter",
+    "checkpoint", "distributed", "fill", "finetune", "finetuning", "live", "metrics_log",
     "model", "pretrain", "processes", "settings_arrive", "surviving", "sweep", "training",
 )  # fmt: skip
 

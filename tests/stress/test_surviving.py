@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from exlm_mini import prepare
 from exlm_mini.data.files import read_json, write_json
 from exlm_mini.pretrain import main
-from exlm_mini.training.run_directory import read_metrics
+from exlm_mini.training.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [

@@ -179,21 +179,21 @@ def test_the_settings_of_every_recipe_come_back_from_a_run(name, tmp_path):
 # ---- numbers that no machine holds are refused before anything of their size is made ----
 
 PRETRAIN = "pretrain --recipe toy-pairs --objective exlm --train.device cpu --output out"
-MODEL = ["about", "GiB, this machine has 24.0 GiB", "lower model.width"]
+MODEL = ["about", "GiB, this machine has 24.0 GiB", "model.width"]
 TOO_LARGE = [
     (f"{PRETRAIN} --model.width 200000", MODEL),
     (f"{PRETRAIN} --model.num_layers 1000 --model.width 6400", MODEL),
     (f"{PRETRAIN} --train.batch_size 2147483647", ["GiB", "lower train.micro_batch_size"]),
     (
         f"{PRETRAIN} --train.batch_size 2147483647 --train.micro_batch_size 1",
-        ["GiB", "lower train.batch_size"],
+        ["GiB", " train.batch_size"],
     ),
     (
         f"{PRETRAIN} --train.batch_size 32 --train.batch_tokens 2147483647",
         ["GiB", "lower train.micro_batch_tokens"],
     ),
     (f"{PRETRAIN} --data.vocab_size 2147483647", ["data.vocab_size", "less than or equal"]),
-    ("pretrain --recipe toy-pairs --dry-run --devices 2147483647", ["use --devices 128"]),
+    ("pretrain --recipe toy-pairs --dry-run --devices 2147483647", ["use another --devices"]),
     ("bench dag --shape 2147483647,4,8 --device cpu", ["--shape 2147483647,4,8", "GiB"]),
     ("prepare --source x.txt --workers 100000 --output out", ["--workers", "1024"]),
     ("finetune --checkpoint x --threads 100000", ["--threads", "1024"]),

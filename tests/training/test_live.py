@@ -7,7 +7,7 @@ from live import Scale, chapter_scale, train_live
 from exlm_mini.config.options import parse
 from exlm_mini.model import ExLM
 from exlm_mini.pretrain import main
-from exlm_mini.training.run_directory import read_metrics
+from exlm_mini.training.metrics import read_metrics
 
 CPU = Scale("cpu", torch.device("cpu"))
 OPTIONS = [

@@ -27,7 +27,7 @@ def write_log(folder, scale=1.0, with_accuracy=True, end=""):
         if n % 5 == 0:
             record["validation_mask_accuracy"] = n / 25
             record["validation_perplexity"] = 2 ** (2 * scale / n)
-        record |= {"model_flops_utilisation": n / 40, "peak_memory_mib": 512.0 * n}
+        record["peak_memory_mib"] = 512.0 * n
         records.append(record)
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (folder / "metrics.jsonl").write_text(lines + end)
@@ -56,7 +56,7 @@ def test_lines_are_of_training_and_dots_of_held_out_rows(tmp_path):
     figure = figure_of(first=first, second=second)
     axes = {ax.get_title(): ax for ax in figure.axes}
     assert list(axes) == [
-        "training loss", "mask accuracy", "perplexity", "speed", "utilisation", "peak memory",
+        "training loss", "mask accuracy", "perplexity", "speed", "peak memory",
     ]  # fmt: skip
     assert [ax.get_yscale() for ax in figure.axes[:3]] == ["linear", "linear", "log"]
     steps = range(1, 11)
@@ -74,7 +74,6 @@ def test_lines_are_of_training_and_dots_of_held_out_rows(tmp_path):
     assert curves(axes["perplexity"], ":")[1] == [
         pytest.approx([10 * n, 2 ** (4 / n)]) for n in (5, 10)
     ]
-    assert curves(axes["utilisation"], "-")[0][-1] == pytest.approx([100, 25])
     assert curves(axes["peak memory"], "-")[0][-1] == pytest.approx([100, 5])
     # The curves of one run have one colour.
     colors = [line.get_color() for line in lines(axes["training loss"], "-")]

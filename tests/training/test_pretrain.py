@@ -26,8 +26,8 @@ from exlm_mini.config.recipes import (
 from exlm_mini.pretrain import INTERRUPTED, main
 from exlm_mini.training.checkpoint import load_checkpoint
 from exlm_mini.training.console import ProgressLine, requests_by_signal
+from exlm_mini.training.metrics import read_metrics
 from exlm_mini.training.processes import with_precision
-from exlm_mini.training.run_directory import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -176,13 +176,6 @@ def test_a_stopped_run_goes_on_to_the_same_end(
     same_training(finished / last, tmp_path / last)
 
 
-def test_a_run_asked_to_save_saves_and_goes_on(tmp_path, monkeypatch, capsys):
-    stop_after(monkeypatch, 1, signal.SIGUSR1)
-    trains(capsys, *TOY, "--output", tmp_path)
-    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert names == ["step-000002", "step-000004"]
-
-
 @pytest.mark.parametrize(("seconds", "stops_at_once"), [(0, False), (3, True)])
 def test_a_second_signal_stops_at_once_unless_it_is_the_first_again(
     seconds, stops_at_once, monkeypatch
@@ -322,7 +315,6 @@ MISTAKES = {
     "block without a mask": Mistake(
         [*TEXT, "--data.block_length", "8"], ["rows of 8 tokens", "at least one mask"]
     ),
-    "fp16 on a CPU": Mistake([*TOY, "--train.precision", "fp16"], ["train.precision", "bf16"]),
     "missing GPU": Mistake([*TOY, "--train.device", "cuda:97"], ["cuda:97", "use cpu"]),
     "missing file": Mistake([*TEXT, "--data.source", "none.txt"], ["none.txt", "existing path"]),
     "pack missing": Mistake([*TEXT, "--data.pack", "nowhere"], ["nowhere"]),

@@ -19,8 +19,8 @@ from exlm_lab.downstream.grid import TUNING as RECIPES
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, TrainConfig
 from exlm_mini.config.recipes import load_recipe
+from exlm_mini.training.metrics import read_metrics
 from exlm_mini.training.parts import score
-from exlm_mini.training.run_directory import read_metrics
 
 # Typed from the paper: rate, batch, epochs, warm-up share.
 FIXED = ({5e-5}, {32}, {3}, {0.06})
@@ -313,9 +313,9 @@ def pretraining_stages(packs, tmp_path_factory):
         trainer = make_trainer(config, packs, tmp_path_factory.mktemp("run"))
         batch = [tensor for part in trainer.stepper.batches.parts(0) for tensor in part]
         witness = Witness(trainer.model, batch)
-        outcome = trainer.run(witness, should_stop=witness.is_last)
-        if outcome.evaluation:
-            bits = torch.tensor(outcome.evaluation.bits_per_mask)
+        trainer.run(witness, should_stop=witness.is_last)
+        if trainer.evaluation:
+            bits = torch.tensor(trainer.evaluation.bits_per_mask)
             witness.stages["validation"] = [bits]
         return witness.stages
 

@@ -26,13 +26,14 @@ from exlm_mini.training import evaluation, parts
 from exlm_mini.training.checkpoint import latest_checkpoint, load_checkpoint
 from exlm_mini.training.cost import longest_row
 from exlm_mini.training.evaluation import evaluate, row_bits_and_correct
+from exlm_mini.training.metrics import read_metrics
 from exlm_mini.training.parts import (
     load_model,
     make_masker,
     make_model,
     score,
 )
-from exlm_mini.training.run_directory import read_metrics
+from exlm_mini.training.processes import Engine
 
 SPECIAL = SpecialIds()
 CPU = torch.device("cpu")
@@ -104,7 +105,8 @@ def test_chains_are_held_then_faded_out():
 def test_every_step_asked_for_is_saved_logged_and_validated(packs, tmp_path):
     train = {"steps": 7, "save_every": 3, "log_every": 2, "validate_every": 4}
     seen = []
-    outcome = make_trainer(make_config(train=train), packs, tmp_path).run(seen.append)
+    trainer = make_trainer(make_config(train=train), packs, tmp_path)
+    is_complete = trainer.run(seen.append)
     names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-000003", "step-000006", "step-000007"]
     records = read_metrics(tmp_path / "metrics.jsonl")
@@ -112,10 +114,10 @@ def test_every_step_asked_for_is_saved_logged_and_validated(packs, tmp_path):
     assert [r["step"] for r in records if "validation_bits_per_mask" in r] == [4, 7]
     assert [p.step for p in seen] == list(range(1, 8))
     assert [p.step for p in seen if p.evaluation] == [4, 7]
-    assert outcome.is_complete
-    assert outcome.evaluation == seen[-1].evaluation
-    assert outcome.evaluation.bits_per_mask == records[-1]["validation_bits_per_mask"]
-    assert outcome.evaluation.num_rows == 19
+    assert is_complete
+    assert trainer.evaluation == seen[-1].evaluation
+    assert trainer.evaluation.bits_per_mask == records[-1]["validation_bits_per_mask"]
+    assert trainer.evaluation.num_rows == 19
     rates = [replace(TRAIN, steps=7).rate(r["step"] - 1) for r in records]
     assert [r["learning_rate"] for r in records] == rates
 
@@ -131,10 +133,10 @@ def test_what_is_watched_stands_in_the_line_of_its_validation_and_can_end_the_ru
         return {"seen": seen[-1]}
 
     trainer = make_trainer(make_config(train=train), packs, tmp_path)
-    outcome = trainer.run(should_stop=lambda: len(seen) == 2, watch=watch)
+    is_complete = trainer.run(should_stop=lambda: len(seen) == 2, watch=watch)
     records = read_metrics(tmp_path / "metrics.jsonl")
     assert {r["step"]: r["seen"] for r in records if "seen" in r} == {2: 0.0, 4: 0.5}
-    assert outcome.step == 4 and not outcome.is_complete
+    assert trainer.step == 4 and not is_complete
     assert (tmp_path / "checkpoints" / "step-000004").is_dir()
 
 
@@ -311,8 +313,9 @@ def test_validation_has_the_precision_and_the_chains_of_its_step(packs, tmp_path
     # Of four steps chains are fixed for 1.2 and fade as long: after two a third is left.
     train = {"precision": "bf16", "steps": 4, "chain_warmup": 0.3, "validate_every": 2}
     trainer = make_trainer(make_config(train=train), packs, tmp_path)
-    found = trainer.run(should_stop=lambda: stopped_at(trainer, 2)).evaluation.bits
-    arguments = trainer.model, packs[1], trainer.masker, 19, CPU
+    trainer.run(should_stop=lambda: stopped_at(trainer, 2))
+    found = trainer.evaluation.bits
+    arguments = trainer.model, packs[1], trainer.masker, 19, Engine(CPU)
     with torch.autocast("cpu", torch.bfloat16):
         assert evaluate(*arguments, 1 / 3).bits == found
         assert evaluate(*arguments).bits != found
@@ -344,8 +347,7 @@ def test_only_steps_in_a_row_that_are_not_finite_stop_the_run(packs, tmp_path):
         return scored._replace(loss=scored.loss * (math.nan if next(number) % 2 else 1))
 
     trainer.engine.score = spoil_every_other
-    outcome = trainer.run()
-    assert (outcome.is_complete, outcome.skipped_steps) == (True, STEPS / 2)
+    assert (trainer.run(), trainer.stepper.skipped_steps) == (True, STEPS / 2)
 
 
 def test_a_gradient_that_is_not_finite_costs_its_step_alone(packs, tmp_path):
@@ -359,7 +361,7 @@ def test_a_gradient_that_is_not_finite_costs_its_step_alone(packs, tmp_path):
         weights.append(trainer.model.encoder.embedding.weight.clone())
 
     trainer.model.encoder.final_norm.bias.register_hook(spoil_the_third)
-    assert trainer.run(note).skipped_steps == 1
+    assert trainer.run(note) and trainer.stepper.skipped_steps == 1
     stood_still = [torch.equal(a, b) for a, b in itertools.pairwise(weights)]
     assert stood_still == [step == 3 for step in range(2, STEPS + 1)]
 
@@ -462,7 +464,7 @@ def test_evaluation_is_repeatable_and_leaves_the_model_as_it_was(packs, objectiv
     results = set()
     for seed in range(2):
         torch.manual_seed(seed)
-        results.add(evaluate(model, packs[1], masker, 19, CPU))
+        results.add(evaluate(model, packs[1], masker, 19, Engine(CPU)))
     assert len(results) == 1
     assert model.training is is_training
     assert all(part.training is is_training for part in model.modules())
@@ -476,7 +478,9 @@ def test_evaluation_does_not_depend_on_the_batch_size(packs, monkeypatch):
     found = []
     for size in (64, 7):
         monkeypatch.setattr(evaluation, "VALIDATION_BATCH_ROWS", size)
-        found.append(evaluate(model, packs[1], make_masker(config, SPECIAL), 13, CPU, 0.5))
+        found.append(
+            evaluate(model, packs[1], make_masker(config, SPECIAL), 13, Engine(CPU), 0.5)
+        )
     assert found[1][1:] == found[0][1:]
     assert found[1].bits == pytest.approx(found[0].bits, rel=1e-5)
     assert found[0].num_rows == 13
@@ -499,7 +503,7 @@ def test_rows_without_a_path_are_counted_apart(packs, monkeypatch):
     num_masks_B = batch.is_masked_BN.sum(dim=1)
     fits_B = num_masks_B <= 2
     assert 0 < int(fits_B.sum()) < 19
-    result = evaluate(model, packs[1], make_masker(config, SPECIAL), 19, CPU)
+    result = evaluate(model, packs[1], make_masker(config, SPECIAL), 19, Engine(CPU))
     assert result.num_rows == int(fits_B.sum())
     assert result.num_without_path == 19 - result.num_rows
     assert result.num_masks == result.num_correct == int(num_masks_B[fits_B].sum())

@@ -1,31 +1,26 @@
-"""What a run says of its machine is counted right, and TensorBoard shows what the log says."""
+"""The log fits the checkpoint, what it says of the machine is right, and so are its copies."""
 
 from __future__ import annotations
 
 import importlib
+import resource
 import sys
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import told
 
 from exlm_mini.config import RunConfig, TrainConfig
 from exlm_mini.config.options import parse
 from exlm_mini.data.corpus import prepare_corpus
-from exlm_mini.training.cost import row_flops
-from exlm_mini.training.meter import (
-    PEAKS,
-    Meter,
-    Peak,
-    ScalarLog,
-    mean_flops_per_token,
-    peak_flops,
-    peak_memory_mib,
-)
-from exlm_mini.training.run_directory import read_metrics
+from exlm_mini.training.cost import mean_flops_per_token, row_flops
+from exlm_mini.training.metrics import MetricsLog, ScalarLog, peak_memory_mib, read_metrics
 from exlm_mini.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -37,19 +32,6 @@ SMALL = """
 """
 
 
-# ---- peaks ----
-
-
-def test_a_peak_is_that_of_the_device_and_the_precision():
-    assert peak_flops("A100-SXM4-80GB", "bf16") == 312e12  # as older drivers say
-    assert peak_flops("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "bf16") is None
-    assert peak_flops("NVIDIA A100-SXM4-80GB", "fp16") == 312e12
-    assert peak_flops("NVIDIA A100-SXM4-80GB", "fp32") == 19.5e12
-    assert peak_flops("NVIDIA A100-SXM4-80GB", "fp32", is_tf32=True) == 156e12
-    for peak in PEAKS.values():
-        assert peak.half > peak.tf32 >= peak.fp32 > 0
-
-
 # ---- operations ----
 
 
@@ -58,17 +40,6 @@ def test_operations_are_those_of_all_rows_over_all_tokens():
     total = sum(row_flops(CONFIG, 300, length) for length in lengths)
     mean = mean_flops_per_token(CONFIG, 300, np.array(lengths))
     assert mean == pytest.approx(total / sum(lengths), rel=1e-12)
-
-
-def test_utilisation_is_the_share_of_the_peak_of_all_devices(monkeypatch):
-    monkeypatch.setitem(PEAKS, "cpu", Peak(half=3.0, tf32=2.0, fp32=1.0))
-    lengths_R = np.array([10, 20, 30])
-    for precision, peak in (("fp32", 1e12), ("bf16", 3e12)):
-        config = replace(CONFIG, train=replace(CONFIG.train, precision=precision))
-        numbers = Meter(config, 300, lengths_R, CPU, num_devices=4).read(1000.0)
-        speed = 1000.0 * mean_flops_per_token(config, 300, lengths_R)
-        assert numbers["model_flops_per_second"] == pytest.approx(speed)
-        assert numbers["model_flops_utilisation"] == pytest.approx(speed / (4 * peak))
 
 
 # ---- memory ----
@@ -94,6 +65,67 @@ def test_peak_memory_of_a_gpu_counts_what_was_allocated_there():
     del held
 
 
+# ---- the log ----
+
+
+def test_a_log_goes_on_behind_the_last_step_that_is_kept(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    with closing(MetricsLog(file, 0)) as log:
+        assert log.last is None
+        log.write({"step": 10, "loss": 0.1 + 0.2})
+        assert read_metrics(file) == [{"step": 10, "loss": 0.1 + 0.2}]  # on the disk at once
+        log.write({"step": 20, "loss": float("nan"), "bits": float("-inf")})
+        log.write({"step": 30})
+    # Every line is plain JSON, for readers that take no NaN.
+    assert file.read_text().splitlines()[1] == '{"step": 20, "loss": null, "bits": null}'
+    with open(file, "ab") as stream:
+        stream.write(b'{"step": 4')
+    for step, kept in ((29, 20), (20, 20), (19, 10)):
+        with closing(MetricsLog(file, step)) as log:
+            assert log.last["step"] == kept
+            log.write({"step": 30, "again": True})
+        assert [record["step"] for record in read_metrics(file)][-2:] == [kept, 30]
+    with closing(MetricsLog(file, 9)) as log:
+        assert log.last is None
+
+
+@given(st.integers(0, 50), st.sampled_from([b"", bytes(99), b"{"]))
+def test_a_torn_end_is_dropped(tmp_path_factory, length, more):
+    file = tmp_path_factory.mktemp("torn") / "metrics.jsonl"
+    whole = b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 1.5}\n'[:length]
+    file.write_bytes(whole + more)
+    kept = whole[: whole.rfind(b"\n") + 1]
+    assert [record["step"] for record in read_metrics(file)] == [1, 2][: kept.count(b"\n")]
+    MetricsLog(file, 9).close()
+    assert file.read_bytes() == kept
+
+
+@pytest.mark.parametrize("damaged", [b'{"step": ', b"\xff", b"[1]", b'{"step": "x"}', b"{}"])
+def test_a_damaged_line_in_the_middle_is_told(tmp_path, damaged):
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(before := b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n')
+    told(lambda: read_metrics(file), "line 2 is damaged")
+    told(lambda: MetricsLog(file, 9), "line 2 is damaged")
+    assert file.read_bytes() == before
+
+
+@pytest.mark.reliability
+def test_full_disk_leaves_whole_lines(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with closing(MetricsLog(file, 0)) as log:
+        log.write({"step": 1})
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
+            with pytest.raises(OSError, match=r"File too large.*metrics\.jsonl"):
+                log.write({"step": 2, "loss": 1.0})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert file.read_text() == '{"step": 1}\n'
+        log.write({"step": 2})
+    assert [record["step"] for record in read_metrics(file)] == [1, 2]
+
+
 # ---- a run ----
 
 
@@ -111,23 +143,24 @@ def make_trainer(toy_corpus, output, *options: str) -> Trainer:
 
 def test_a_line_says_how_well_the_model_and_the_machine_do(toy_corpus, tmp_path):
     trainer = make_trainer(toy_corpus, tmp_path / "run")
-    outcome = trainer.run()
+    trainer.run()
     records = read_metrics(tmp_path / "run" / "metrics.jsonl")
     validated = [r for r in records if "validation_bits_per_mask" in r]
     assert [r["step"] for r in validated] == [3, 6]
     for record in records:
-        speed = trainer.meter.flops_per_token * record["tokens_per_second"]
+        speed = trainer.flops_per_token * record["tokens_per_second"]
         assert record["model_flops_per_second"] == pytest.approx(speed)
         assert record["peak_memory_mib"] > 10
     for record in validated:
         perplexity = 2 ** record["validation_bits_per_mask"]
         assert record["validation_perplexity"] == pytest.approx(perplexity)
         assert 0 <= record["validation_mask_accuracy"] <= 1
-    evaluation = outcome.evaluation
+    evaluation = trainer.evaluation
     assert evaluation.mask_accuracy == validated[-1]["validation_mask_accuracy"]
     assert evaluation.mask_accuracy == evaluation.num_correct / evaluation.num_masks
     # A run that goes on keeps the last validation.
-    assert make_trainer(toy_corpus, tmp_path / "run").run().evaluation == evaluation
+    again = make_trainer(toy_corpus, tmp_path / "run")
+    assert again.run() and again.evaluation == evaluation
 
 
 # ---- TensorBoard ----
