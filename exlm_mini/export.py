@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
-from exlm_mini.data.files import read_bytes
+from exlm_mini.data.files import reading
 from exlm_mini.training.console import exit_code, say
 
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
@@ -51,8 +51,11 @@ def export(trained: Trained, output: Path) -> None:
     for name in ("model.safetensors", "tokenizer.json"):
         shutil.copyfile(trained.path / name, output / name)
     for name, auto_map in AUTO_MAPS.items():
-        fields = json.loads(read_bytes(trained.path / name)) | {"auto_map": auto_map}
-        (output / name).write_text(json.dumps(fields, indent=2) + "\n")
+        with reading(trained.path / name):
+            fields = json.loads((trained.path / name).read_bytes())
+        (output / name).write_text(
+            json.dumps({**fields, "auto_map": auto_map}, indent=2) + "\n"
+        )
     (output / "modeling_exlm.py").write_text(REMOTE_CODE)
     (output / "README.md").write_text(card(trained))
 

@@ -5,7 +5,7 @@
 
 The first makes one run after the other in the same processes, and each of them writes what it saw
 to ``DIRECTORY/NAME/rank-R.json``. The second is the command ``pretrain`` with signals from within:
-EVENTS such as ``KILL:1:4,USR1:0:2`` send a signal to process 1 in step 4, to process 0 in step 2.
+EVENTS such as ``KILL:1:4,TERM:0:2`` send a signal to process 1 in step 4, to process 0 in step 2.
 """
 
 import errno
