@@ -167,11 +167,6 @@ def test_what_cannot_be_gone_on_from_is_one_line(grown, mlm, settings, words, tm
     assert not list((tmp_path / "run").glob("c*"))  # a corrected command can follow
 
 
-def test_the_dry_run_says_what_stands_behind(mlm, capsys):
-    assert main([*SETTINGS, "--from", str(mlm), "--dry-run"]) == 0
-    assert f"mlm of {STEPS} steps" in capsys.readouterr().out
-
-
 def test_from_takes_the_place_of_a_recipes_first_stage(mlm):
     config = parse(["--recipe", "smiles-spans", "--from", str(mlm)]).config
     assert (config.train.grow_at, config.train.start_from) == (0.0, str(mlm))
