@@ -236,12 +236,14 @@ def _stream(hub: HubSet, revision: str) -> Any:
 
 def _hub_documents(hub: HubSet, revision: str, column: str, unit: int) -> Iterator[str]:
     """Documents of one unit."""
-    rows = column_of(_hub_rows(hub, revision, unit), f"hub data set {hub.id}", column)
+    rows = column_of(_hub_rows(hub, revision, column, unit), f"hub data set {hub.id}", column)
     while some := list(islice(rows, hub.rows_per_document)):
         yield "\n".join(filter(None, map(str.strip, some)))
 
 
-def _hub_rows(hub: HubSet, revision: str, unit: int) -> Iterator[dict[str, Any]]:
+def _hub_rows(hub: HubSet, revision: str, column: str, unit: int) -> Iterator[dict[str, Any]]:
     with _reaching(hub.id):
         stream = _stream(hub, revision)
+        alike = [name for name in stream.column_names or () if name.lower() == column.lower()]
+        stream = stream.select_columns(alike) if alike else stream  # others may be images
         yield from stream.shard(stream.num_shards, unit)

@@ -95,7 +95,7 @@ def test_rows_that_are_pieces_become_documents(hub_copy):
 
 def test_a_network_that_fails_is_told_in_one_line(monkeypatch):
     class Stream:
-        num_shards = 1
+        num_shards, column_names = 1, None
 
         def shard(self, num_shards, index):
             yield {"text": "one"}
