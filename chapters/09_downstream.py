@@ -21,7 +21,7 @@
 # ROC-AUC counts, why a split can make a test easy, and how many runs it takes
 # before a difference between two models means something.
 #
-# **It takes** 20 minutes and a good minute of one CPU core. **Paper:** §5.1 and
+# **It takes** 45 minutes and a good minute of one CPU core. **Paper:** §5.1 and
 # §5.2 of {cite}`zheng2025exlm` and Appendices B.2, D and J to O.
 
 # %% tags=["remove-cell", "nbval-skip"]

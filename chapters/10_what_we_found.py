@@ -20,7 +20,7 @@
 # **You will** write the rule that turns a handful of trainings into a verdict,
 # read the scorecard that it gives, and look at the evidence behind its rows.
 #
-# **It takes** 25 minutes and a few seconds of one CPU core. Nothing is trained
+# **It takes** 40 minutes and a few seconds of one CPU core. Nothing is trained
 # here: `python -m exlm_lab.sweep` trained the models, and `book/results/` has what
 # was measured on them, one line for each run. {ref}`plan` says what was fixed
 # before there were numbers; all tables are in {ref}`all-sweeps`.

@@ -24,7 +24,7 @@
 # **You will know afterwards** what the backends `vectorized` and `scaled` do, why
 # their gradients can be trusted, and what Appendix I says about time and memory.
 #
-# **It takes** half an hour and ten seconds of one CPU core; nothing is trained.
+# **It takes** 45 minutes and ten seconds of one CPU core; nothing is trained.
 # **Paper:** the parallel part of Appendix I.3, and Appendix I.4, of
 # {cite}`zheng2025exlm`. Times come from a recorded benchmark; everything else is
 # computed here.

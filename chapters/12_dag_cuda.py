@@ -24,7 +24,7 @@
 # results can be trusted, how its kernels are laid out on blocks and threads, how
 # such code is tested without a GPU, and how to use it in a model of your own.
 #
-# **It takes** half an hour and half a minute of one CPU core, with a C++ compiler.
+# **It takes** 50 minutes and half a minute of one CPU core, with a C++ compiler.
 # **Paper:** Appendix I of {cite}`zheng2025exlm`. The paper runs the kernels of
 # DA-Transformer {cite}`huang2022datransformer`; those of this book are new and
 # work differently. Their sources are in the folder `cuda/`.

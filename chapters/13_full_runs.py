@@ -23,7 +23,7 @@
 # **You will know afterwards** which of the paper's runs you can do in an hour, a
 # day or a week, which command starts it, and what you can rely on while it runs.
 #
-# **It takes** half an hour and a good minute of one CPU core. **Paper:** the
+# **It takes** 45 minutes and a good minute of one CPU core. **Paper:** the
 # settings of §5.1 and §5.2 of {cite}`zheng2025exlm`, Appendices B (Table 5), J
 # (Table 7), N (Table 10) and Q.2 (Table 12), and the curves of Appendix G (Figure
 # 9).

@@ -18,7 +18,7 @@
 #
 # **You will know afterwards** which part of the model the extra operations go to.
 #
-# **It takes** ten minutes and ten seconds of one CPU core; nothing is trained.
+# **It takes** 25 minutes and ten seconds of one CPU core; nothing is trained.
 # **Paper:** §4.2, Appendix Q.2, Tables 4 and 12.
 
 # %% tags=["remove-cell", "nbval-skip"]

@@ -152,7 +152,7 @@ def given(found: argparse.Namespace, group: str = "") -> dict[str, Any]:
     those of one group, such as ``data.``, by the rest of their names."""
     prefix = f"given.{group}"
     return {
-        name.removeprefix(prefix): None if value == "null" else value
+        name.removeprefix(prefix): None if value in ("null", "none") else value
         for name, value in vars(found).items()
         if name.startswith(prefix)
     }
@@ -208,7 +208,10 @@ def parse(argv: list[str]) -> Request:
     start = getattr(found, "from")
     # The recipe's own first stage is not needed then.
     before = {} if start is None else {"train.start_from": start, "train.grow_at": 0.0}
-    return Request(replaced(recipe, before | given(found)), found)
+    asked = given(found)
+    if "data.source" in asked:  # in place of the corpus that the recipe has
+        before["data.pack"] = None
+    return Request(replaced(recipe, before | asked), found)
 
 
 def _parser() -> Parser:

@@ -224,3 +224,11 @@ def test_a_dry_run_reads_a_prepared_corpus(tmp_path, capsys):
     printed, _ = dry_run(capsys, "--recipe", "vanilla-mlm", "--data.pack", tmp_path)
     assert printed["vocabulary"] == "300"
     assert printed["row"] == "32 tokens, 32 expanded"
+
+
+def test_a_source_replaces_the_corpus_of_a_recipe():
+    asked = ["--recipe", "smiles-spans", "--data.source", "my.smi"]
+    assert parse(asked[:2]).config.data.pack is not None
+    data = parse(asked).config.data
+    assert data.pack is None and data.source == ("my.smi",)
+    assert parse([*asked, "--data.column", "none"]).config.data.column is None
