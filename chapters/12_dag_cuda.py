@@ -646,7 +646,7 @@ if has_native:
 # numbers below are read from the sources.
 
 # %% tags=["remove-input"]
-CUDA = build.SOURCE_DIR
+CUDA = build.source_dir()
 HEADERS = sorted(CUDA.glob("dag_block*.h"))
 
 
@@ -959,7 +959,7 @@ for comment, name in wounded.items() if has_native else ():
 # Nothing here depends on ExLM. Non-autoregressive translation with DA-Transformer
 # maximises the same sum over paths, and CTC is a special case. `dag_loss` wraps
 # the backend in an interface for such models: arguments by keyword, counts of any
-# integer type.
+# integer type, edges as a matrix or by how far they reach.
 
 # %%
 B, M, L, V = 3, 6, 24, 50
@@ -979,9 +979,10 @@ loss_B = dag_loss(log_P_BML, log_E_BLL, **counts)
 print(*(f"{nats:.1f}" for nats in loss_B), "nats")
 
 # %% [markdown]
-# DA-Transformer's repository has the same sum as `torch_dag_loss`, with the
-# opposite sign. The recorded times of both were measured in one process on one
-# thread (`python -m exlm_lab.bench dag --extra-backend PATH`, with the path of a
+# `torch_dag_loss` has the name, arguments and sign of the function in
+# DA-Transformer's repository, so that one import replaces the other. The recorded
+# times of both were measured in one process on one thread
+# (`python -m exlm_lab.bench dag --extra-backend PATH`, with the path of a
 # checkout). They compare with that function, which is PyTorch, on a CPU;
 # DA-Transformer's own CUDA kernel was not timed:
 
@@ -999,7 +1000,13 @@ rows = [
 ]
 pd.DataFrame(rows).set_index("B, M, L").round(1)
 
-# %% mystnb={"code_prompt_show": "Checked: fibers in three orders give the same bits, equal to float64 and to the C++ code; the barriers are those of the formula, and every missing one is noticed in some order; the least work at the paper's shape; the loss in log space"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: fibers in three orders give the same bits, equal to float64 and to the C++ code; the barriers are those of the formula, and every missing one is noticed in some order; the least work at the paper's shape; the loss with DA-Transformer's arguments, and in log space"} tags=["hide-cell", "check"]
+from exlm_mini.alignment.drop_in import torch_dag_loss
+
+same_B = torch_dag_loss(
+    log_P_BML, log_E_BLL, counts["num_states"], counts["num_targets"]
+)
+torch.testing.assert_close(-same_B, loss_B)
 exact_B = dag_log_likelihood(log_P_BML, log_E_BLL, *counts.values(), "vectorized")
 torch.testing.assert_close(-exact_B, loss_B, rtol=1e-5, atol=0)
 

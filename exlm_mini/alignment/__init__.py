@@ -4,9 +4,10 @@ Shapes: B rows, M targets, L states.
 
 A path visits one state per target, always moving forward: it starts in state 0, ends in the last
 state, and scores the product of its emissions and transitions. Summed over all paths that is the
-likelihood of the targets (``dag_log_likelihood``; ``dag_loss`` for other models). The same graph
-yields the posteriors of states and edges (``posteriors``) and the best path (``viterbi``). The
-backends differ in speed, not in their answers (``BACKENDS``).
+likelihood of the targets (``dag_log_likelihood``). The same graph yields the posteriors of states
+and edges (``posteriors``) and the best path (``viterbi``); without targets, ``greedy``,
+``lookahead`` and ``best_path`` decode it. The backends differ in speed, not in their answers
+(``BACKENDS``). ``dag_loss`` offers the sum as a loss for other models.
 """
 
 from exlm_mini.alignment.api import (
@@ -14,19 +15,25 @@ from exlm_mini.alignment.api import (
     Backend,
     Posteriors,
     dag_log_likelihood,
-    dag_loss,
     fastest,
     posteriors,
     viterbi,
 )
+from exlm_mini.alignment.decoders import Decoded, best_path, greedy, lookahead
+from exlm_mini.alignment.drop_in import dag_loss, torch_dag_loss
 
 __all__ = [
     "BACKENDS",
     "Backend",
+    "Decoded",
     "Posteriors",
+    "best_path",
     "dag_log_likelihood",
     "dag_loss",
     "fastest",
+    "greedy",
+    "lookahead",
     "posteriors",
+    "torch_dag_loss",
     "viterbi",
 ]

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from exlm_mini.alignment import enumeration, naive, native, scaled, vectorized
+from exlm_mini.alignment.autograd import is_in_torch_func
 from exlm_mini.alignment.graphs import checked
 from exlm_mini.config.checks import nearest
 
@@ -38,7 +39,7 @@ class Backend(NamedTuple):
 
 BACKENDS: dict[str, Backend] = {
     "enumerate": Backend(enumeration.log_likelihood, enumeration.viterbi),
-    "naive": Backend(naive.log_likelihood, vectorized.viterbi),
+    "naive": Backend(naive.log_likelihood, naive.viterbi),
     "vectorized": Backend(vectorized.log_likelihood, vectorized.viterbi),
     "scaled": Backend(scaled.log_likelihood, vectorized.viterbi),
     "native": Backend(native.log_likelihood, native.viterbi, native.why_not),
@@ -120,7 +121,8 @@ def dag_log_likelihood(
     Args:
         log_emission: (B, M, L), log P_u(y_i), any floating dtype; larger is likelier. Half
             precision is raised to float32 first.
-        log_transition: (B, L, L), log E[v, u], same dtype, read only at v < u.
+        log_transition: (B, L, L), log E[v, u], same dtype, read only at v < u; or (B, L, T) with
+            T < L, log E[v, v + 1 + t], where every edge reaches at most T states forward.
         num_targets: integers (B,) or one for all rows, valid rows of the emission, from 1 to M.
         num_states: integers (B,) or one, valid states, from 1 to L. Nothing beyond the valid rows
             and states is read.
@@ -139,22 +141,6 @@ def dag_log_likelihood(
     """
     graph = checked(log_emission, log_transition, num_targets, num_states)
     return choose(backend, log_emission.device.type).log_likelihood(*graph)
-
-
-def dag_loss(
-    log_emission: Tensor,
-    log_transition: Tensor,
-    *,
-    num_targets: Tensor | int,
-    num_states: Tensor | int,
-    backend: str = "auto",
-) -> Tensor:
-    """-log P(targets) in nats, (B,), as a loss for any model; see ``dag_log_likelihood``.
-
-    Autograd differentiates it once. Second derivatives are refused with a RuntimeError; ``naive``
-    and ``enumerate`` have them.
-    """
-    return -dag_log_likelihood(log_emission, log_transition, num_targets, num_states, backend)
 
 
 def posteriors(
@@ -180,6 +166,8 @@ def posteriors(
         return log_likelihood(*scores, *graph[2:]).sum()
 
     scores = tuple(t.detach() for t in graph[:2])
+    if is_in_torch_func():  # where no tensor may be told to require a gradient
+        return Posteriors(*torch.func.grad(total, argnums=(0, 1))(*scores))
     with torch.enable_grad():
         scores = tuple(t.requires_grad_() for t in scores)
         return Posteriors(*torch.autograd.grad(total(*scores), scores))

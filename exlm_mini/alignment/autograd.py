@@ -1,4 +1,4 @@
-"""What the hand-written gradients share."""
+"""What the hand-written gradients share, so that autograd and ``torch.func`` both take them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from torch import Tensor
 
 Tensors = tuple[Tensor, ...]
 INSTEAD = "the alignment backend 'naive' or 'enumerate', and torch.logsumexp of the logits"
+
+
+def is_in_torch_func() -> bool:
+    """Whether a transform such as ``torch.func.grad`` or ``vmap`` is at work, and no compiler."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def with_gradients(
@@ -27,14 +32,14 @@ def with_gradients(
     """
 
     class Function(torch.autograd.Function):
+        forward = staticmethod(compute)
+
         @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Tensors:
-            output = compute(*inputs)
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
             ctx.mark_non_differentiable(*output[1:])
             ctx.set_materialize_grads(False)  # would allocate zeros as large as what is kept
             ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)), *output[1:])
             ctx.settings = [x for x in inputs if not isinstance(x, Tensor)]
-            return output
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
@@ -43,7 +48,7 @@ def with_gradients(
                 return (None,) * num_inputs
             inputs = (grad, *ctx.saved_tensors, *ctx.settings)
             # A compiler takes none of it, and differentiates once.
-            is_once = torch.is_grad_enabled()
+            is_once = torch.is_grad_enabled() or is_in_torch_func()
             results = _Once.apply(gradients, *inputs) if is_once else gradients(*inputs)
             return *results, *[None] * (num_inputs - len(results))
 
@@ -59,8 +64,27 @@ class _Once(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, function: Callable[..., Tensors], *inputs: Any) -> Tensors:
+    def forward(function: Callable[..., Tensors], *inputs: Any) -> Tensors:
         return function(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+        pass  # defined, because torch.func asks for it
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
+        """One call after the other: ``jacrev`` asks for the gradients of all outputs at once."""
+        calls = [
+            _Once.apply(
+                *(
+                    x if dim is None else x.select(dim, n)
+                    for x, dim in zip(inputs, in_dims, strict=True)
+                )
+            )
+            for n in range(info.batch_size)
+        ]
+        stacked = tuple(torch.stack(results) for results in zip(*calls, strict=True))
+        return stacked, (0,) * len(stacked)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> None:

@@ -1,6 +1,6 @@
 """What all backends take: a graph whose parts fit each other.
 
-Shapes: B rows, M targets, L states.
+Shapes: B rows, M targets, L states, T how many states an edge may reach forward.
 """
 
 from __future__ import annotations
@@ -64,10 +64,12 @@ def checked(
     if log_emission.dim() != 3:
         raise ValueError(f"want emission (B, M, L), got {tuple(log_emission.shape)}")
     B, M, L = log_emission.shape
+    if log_transition.shape[:-1] == (B, L) and log_transition.shape[-1] < L:
+        log_transition = unbanded(log_transition)
     if log_transition.shape != (B, L, L):
         raise ValueError(
-            f"want transition {(B, L, L)} for emission {(B, M, L)}, got "
-            f"{tuple(log_transition.shape)}"
+            f"want transition {(B, L, L)} or, by reach, (B, L, T) with T < L for emission "
+            f"{(B, M, L)}, got {tuple(log_transition.shape)}"
         )
     for what in ("dtype", "device"):
         one, other = getattr(log_emission, what), getattr(log_transition, what)
@@ -102,3 +104,12 @@ def _count_per_row(
 
 def _is_integer(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def unbanded(log_transition_BLT: Tensor) -> Tensor:
+    """log_transition_BLL of edges that are given by how far they reach; -inf where none is."""
+    B, L, T = log_transition_BLT.shape
+    place_L = torch.arange(L, device=log_transition_BLT.device)
+    reached_LT = place_L.unsqueeze(1) + 1 + place_L[:T]
+    wide_BLX = log_transition_BLT.new_full((B, L, L + T), -torch.inf)
+    return wide_BLX.scatter(2, reached_LT.expand(B, L, T), log_transition_BLT)[:, :, :L]

@@ -127,10 +127,11 @@ def why_not(device_type: str) -> str | None:
     if isinstance(kernels, BuildError):
         return str(kernels)
     try:
-        score = torch.zeros(1, 1, 1, device=device_type)
-        one = torch.ones(1, dtype=torch.int64, device=device_type)
-        if type(score) is Tensor:  # no fake one, where only shapes are computed
-            log_likelihood_with(kernels, (score, score, one, one))[0].item()
+        with torch._C._DisableFuncTorch():  # a transform would wrap the tensors
+            score = torch.zeros(1, 1, 1, device=device_type)
+            one = torch.ones(1, dtype=torch.int64, device=device_type)
+            if type(score) is Tensor:  # no fake one, where only shapes are computed
+                log_likelihood_with(kernels, (score, score, one, one))[0].item()
     except Exception as error:
         return f"the built library does not run: {error}"
     return None

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from exlm_mini.alignment.autograd import is_in_torch_func
+
 _BASE = 10_000.0
 
 
@@ -70,6 +72,8 @@ def rotate(x_BHTd: Tensor, rotation: Rotation) -> Tensor:
 
     In each part, coordinate j pairs with coordinate j + part_dim / 2. Differentiable in ``x_BHTd``.
     """
+    if is_in_torch_func():
+        return _turn(x_BHTd, rotation, 1)
     return _Rotate.apply(x_BHTd, *rotation, 1)
 
 

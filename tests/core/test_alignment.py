@@ -465,6 +465,60 @@ def test_compiling_gives_the_same_numbers(backend, name, is_whole):
         assert_near(number, same, 1e-12)
 
 
+def transforms(graph: Graph, backend: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Gradients of the likelihood of all rows by both scores, as ``torch.func`` gives them."""
+
+    def each(*scores: Tensor) -> Tensor:
+        return dag_log_likelihood(*scores, *graph[2:], backend)
+
+    scores, one_B = graph[:2], torch.ones(len(graph.num_targets_B), dtype=torch.float64)
+    by_row = torch.func.jacrev(each, argnums=(0, 1))(*scores)
+    _, pull = torch.func.vjp(each, *scores)
+    leaves = tuple(torch.nn.Parameter(t.clone()) for t in scores)
+    value_B = each(*leaves)
+    with torch.no_grad():  # which closes vjp's own level before the gradient is asked for
+        _, pull_without_grad = torch.func.vjp(each, *scores)
+        without_grad = pull_without_grad(one_B)
+    return {
+        "grad": torch.func.grad(lambda *s: each(*s).sum(), argnums=(0, 1))(*scores),
+        "grad beside a parameter": (
+            torch.func.grad(lambda s: each(s, leaves[1]).sum())(scores[0]),
+            torch.func.grad(lambda s: each(leaves[0], s).sum())(scores[1]),
+        ),
+        "vjp": pull(one_B),
+        "vjp, no_grad": without_grad,
+        "jacrev": tuple(rows.sum(0) for rows in by_row),
+        "vmap of autograd.grad": tuple(
+            rows.sum(0)
+            for rows in torch.func.vmap(lambda v: torch.autograd.grad(value_B, leaves, v))(
+                torch.eye(len(one_B), dtype=torch.float64)
+            )
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["ragged", "no_path_through_missing_edges", "huge_spread"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_torch_func_gives_the_gradients_of_autograd(backend, name):
+    graph = CASES[name].to(torch.float64)
+    _, *expected = likelihood_and_gradients(graph, backend, torch.ones_like(weights(graph)))
+    for transform, gradients in transforms(graph, backend).items():
+        for ours, same in zip(gradients, expected, strict=True):
+            assert relative_error(ours, same) < 1e-12, transform
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_posteriors_under_torch_func_are_constants(backend):
+    graph = random_graph(23, [3], [5])
+
+    def product(log_emission_BML: Tensor) -> Tensor:
+        state_BML = posteriors(log_emission_BML, *graph[1:], backend).state_BML
+        return (state_BML * log_emission_BML).sum()
+
+    expected = posteriors(*graph, backend).state_BML
+    assert_near(torch.func.grad(product)(graph.log_emission_BML), expected)
+
+
 @pytest.mark.parametrize("backend", ["enumerate", "naive"])
 def test_a_second_derivative_is_right(backend):
     graph = random_graph(23, [3], [5])
@@ -474,13 +528,32 @@ def test_a_second_derivative_is_right(backend):
     )
 
 
+func = torch.func
+TWICE, LACKS = (
+    "backend 'naive' or 'enumerate'",
+    "does not (have vmap )?support|implement the jvp",
+)
+
+
+@pytest.mark.parametrize(
+    ("transform", "words"),
+    [
+        (lambda f, x: torch.autograd.functional.hessian(lambda y: f(y).sum(), x), TWICE),
+        (lambda f, x: func.jacrev(func.jacrev(lambda y: f(y).sum()))(x), TWICE),
+        (lambda f, x: func.grad(lambda z: func.grad(lambda y: f(y).sum())(z).sum())(x), TWICE),
+        (lambda f, x: func.vmap(f)(torch.stack([x, x])), LACKS),
+        (lambda f, x: func.jacfwd(f)(x), LACKS),
+        (lambda f, x: func.hessian(f)(x), LACKS),
+        (lambda f, x: func.jvp(f, (x,), (x,)), LACKS),
+    ],
+)
 @pytest.mark.parametrize("backend", [name for name in ONCE if name in BACKENDS])
-def test_a_second_derivative_of_a_gradient_written_by_hand_is_refused(backend):
+def test_what_a_gradient_written_by_hand_lacks_is_refused(backend, transform, words):
     """Of a plain sum, whose own gradient is a constant: easily a wrong number without a word."""
     for graph in (random_graph(23, [3], [5]), two_ways(7.0, "edges")):
-        with pytest.raises(RuntimeError, match="backend 'naive' or 'enumerate'"):
-            torch.autograd.functional.hessian(
-                lambda x, rest=graph[1:]: dag_log_likelihood(x, *rest, backend).sum(),
+        with pytest.raises(RuntimeError, match=words):
+            transform(
+                lambda x, rest=graph[1:]: dag_log_likelihood(x, *rest, backend),
                 graph.log_emission_BML,
             )
 

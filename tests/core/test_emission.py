@@ -71,13 +71,17 @@ def test_log_sum_exp_equals_plain_autograd(way, scale, num_states):
 
 
 @every_way
-def test_derivatives_are_those_of_autograd(way):
+def test_derivatives_are_those_of_autograd_and_of_torch_func(way):
     """Twice the same, as often as they are asked for; second ones are refused, not wrong."""
     inputs = make_inputs(4)
     total = log_sum_exp(way, *inputs).sum()
     expected = torch.autograd.grad(total, inputs, retain_graph=True)
     again = torch.autograd.grad(total, inputs, create_graph=True)
-    assert_all_same(again, expected, 1e-12)
+    plain = [t.detach() for t in inputs]
+    ours = torch.func.grad(lambda *x: log_sum_exp(way, *x).sum(), argnums=(0, 1, 2))(*plain)
+    each = torch.func.jacrev(lambda *x: log_sum_exp(way, *x), argnums=(0, 1, 2))(*plain)
+    for others in (again, ours, [rows.sum(0) for rows in each]):
+        assert_all_same(others, expected, 1e-12)
     for gradient, leaf in zip(again, inputs, strict=True):
         with pytest.raises(RuntimeError, match="cannot be differentiated again"):
             torch.autograd.grad(gradient.sum(), leaf)

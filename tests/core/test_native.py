@@ -135,6 +135,18 @@ def test_counts_out_of_range_and_a_lack_of_memory_are_told_by_the_kernels_themse
     assert isinstance(kernels.explain(1), MemoryError)
 
 
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacfwd, torch.func.vmap])
+def test_the_library_works_if_a_transform_is_the_first_to_ask(transform):
+    reasons = []
+
+    def ask(x: Tensor) -> Tensor:
+        reasons.append(native.why_not.__wrapped__("cpu"))
+        return x
+
+    transform(ask)(torch.ones(3) if transform is torch.func.vmap else torch.ones(()))
+    assert reasons == [None]
+
+
 def test_without_a_gpu_the_reason_is_given(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(native, "_load", native._load.__wrapped__)

@@ -84,7 +84,7 @@ def test_halves_that_cannot_be_paired_are_refused():
 
 
 @pytest.mark.parametrize("is_2d", [True, False])
-def test_derivatives_are_those_of_the_formula(is_2d):
+def test_derivatives_are_those_of_the_formula_and_of_torch_func(is_2d):
     position_BT, clone_BT = torch.arange(2).view(1, 2), torch.tensor([[3, 1]])
     rotation = rotation_1d(position_BT, 8, FLOAT64)
     if is_2d:
@@ -96,3 +96,6 @@ def test_derivatives_are_those_of_the_formula(is_2d):
     x_BHTd = drawn(1, 2, 1, 8).transpose(1, 2)
     assert torch.autograd.gradcheck(cubes, x_BHTd)
     assert torch.autograd.gradgradcheck(cubes, x_BHTd)
+    (expected,) = torch.autograd.grad(cubes(x_BHTd).sum(), x_BHTd)
+    for transform in (torch.func.grad, torch.func.jacrev, torch.func.jacfwd):
+        assert_same(transform(lambda x: cubes(x).sum())(x_BHTd.detach()), expected)

@@ -1,0 +1,40 @@
+"""The sum over all paths as a loss for other people's models, such as DA-Transformer."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from exlm_mini.alignment.api import dag_log_likelihood
+
+
+def dag_loss(
+    log_emission: Tensor,
+    log_transition: Tensor,
+    *,
+    num_targets: Tensor | int,
+    num_states: Tensor | int,
+    backend: str = "auto",
+) -> Tensor:
+    """-log P(targets), summed over all paths from the first state to the last.
+
+    Returns:
+        (B,), in nats, float32 or float64; inf, with zero gradient, where no path fits. Autograd
+        and ``torch.func.grad``, ``vjp`` and ``jacrev`` differentiate it once. Second derivatives
+        and forward mode are refused with a RuntimeError; ``naive`` and ``enumerate`` have them.
+    """
+    return -dag_log_likelihood(log_emission, log_transition, num_targets, num_states, backend)
+
+
+def torch_dag_loss(
+    match_all: Tensor, links: Tensor, output_length: Tensor | int, target_length: Tensor | int
+) -> Tensor:
+    """``dag_log_likelihood`` with name and arguments of DA-Transformer's ``torch_dag_loss``.
+
+    Args:
+        match_all: (B, M, L), log-probability of each target in each state.
+        links: (B, L, L) or (B, L, T), log-probability of each edge.
+
+    Returns:
+        (B,), log P(targets) in nats; -inf where no path fits.
+    """
+    return dag_log_likelihood(match_all, links, target_length, output_length)
