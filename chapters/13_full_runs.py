@@ -362,7 +362,7 @@ DRY = "pretrain --recipe text-base --dry-run"
 DRY += " --data.pack null --model.vocab_size 50265"  # no corpus is prepared yet
 _, unknown, _ = command(DRY)
 _, known, _ = command(f"{DRY} --devices 8 --throughput 100000")
-assert re.search(r"^device time +unknown", unknown, re.M)
+assert re.search(r"^device hours +unknown", unknown, re.M)
 show(known, indent=19)
 
 # %% [markdown]
@@ -661,8 +661,8 @@ from exlm_mini.training.parts import make_masker
 
 cost = cost_of["text-base"]
 hours, printed = cost.num_tokens / 100_000 / 3600, " ".join(known.split())
-assert f"{hours:.0f} h at 100,000 tokens/s" in printed
-assert f"{hours / 8:.0f} h if 8 devices" in printed
+assert f"{hours:,.1f} at 100,000 tokens/s" in printed
+assert f"{hours / 8:.1f} hours if 8 devices" in printed
 
 books = num_tokens["bookcorpus-unlicensed"]
 both = num_tokens["wikipedia"] + books

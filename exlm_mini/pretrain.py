@@ -67,10 +67,8 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
                 lock.enter_context(locked_directory(output, say))
             is_begun, is_timed = (output / CONFIG).is_file(), minutes is not None
             config = as_begun(output, config, engine.device, engine.tell, is_timed)
-        for is_now in (
-            engine.is_main,
-            not engine.is_main,
-        ):  # the others find what the first made
+        # The first process prepares what the others then find.
+        for is_now in (engine.is_main, not engine.is_main):
             with engine.together():
                 if is_now:
                     corpus = prepare_corpus(
@@ -162,9 +160,12 @@ def _command(argv: list[str]) -> int:
         )
     config, options = parse(argv)
     if options.dry_run:
+        from exlm_mini.reading.trained import open_checkpoint
         from exlm_mini.training.dry_run import dry_run
 
-        dry_run(config, options.devices or 1, options.throughput)
+        source = config.train.start_from
+        before = None if source is None else open_checkpoint(Path(source), say)
+        dry_run(config, options.devices or 1, options.throughput, before)
         return 0
     output = options.output
     if output is None and launched_rank() is not None:

@@ -144,13 +144,24 @@ def plan_batch(train: TrainConfig, num_devices: int, option: str = "--devices") 
     share = num_devices * (micro or 1)
     if size % share:
         of_each = f" x train.micro_batch_{name} {micro:,}" if micro else ""
+        most = size // (micro or 1)
+        small = [n for n in range(1, math.isqrt(most) + 1) if most % n == 0]
+        near = min(small + [most // n for n in small], key=lambda n: abs(n - num_devices))
+        each, rest = divmod(size, num_devices)
+        fits = f"train.batch_{name} {size + share - size % share:,}"
+        if micro and not rest:
+            fits = f"train.micro_batch_{name} {_largest_divisor(each, micro):,}"
         raise UserError(
-            f"train.batch_{name} {size:,} cannot be spread over {num_devices} devices{of_each}: "
-            f"{size % share:,} {unit} are left over; use another {option}, or "
-            f"train.batch_{name} {size + share - size % share:,}"
+            f"train.batch_{name} {size:,} cannot be spread over {num_devices} devices"
+            f"{of_each}: {size % share:,} {unit} are left over; use {option} {near}, or {fits}"
         )
     per_device = micro or size // num_devices
     return BatchPlan(unit, size, num_devices, per_device, size // (num_devices * per_device))
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is at most ``most``."""
+    return next(n for n in range(min(number, most), 0, -1) if number % n == 0)
 
 
 def check_spread(config: RunConfig, num_processes: int) -> None:

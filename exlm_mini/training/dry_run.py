@@ -1,7 +1,8 @@
-"""Prints what a run would cost: parameters, tokens, memory, time."""
+"""Prints what a run would cost: parameters, tokens, memory, hours."""
 
 from __future__ import annotations
 
+import math
 import tempfile
 import textwrap
 from dataclasses import replace
@@ -10,8 +11,10 @@ from typing import Any
 
 from exlm_mini.config import RunConfig
 from exlm_mini.data.corpus import prepare_corpus
+from exlm_mini.data.sources import size_of
 from exlm_mini.data.toy_grammars import grammar
-from exlm_mini.training.console import in_words, say
+from exlm_mini.training.checkpoint import Checkpoint
+from exlm_mini.training.console import say
 from exlm_mini.training.cost import (
     BatchPlan,
     Estimate,
@@ -28,13 +31,15 @@ def dry_run(
     config: RunConfig,
     num_devices: int = 1,
     tokens_per_second: float | None = None,
+    before: Checkpoint | None = None,
 ) -> None:
     """Print what a run would cost; nothing is written.
 
     Args:
         num_devices: that share a batch; memory is that of one of them.
-        tokens_per_second: measured speed of one device, for the time, in input tokens, before
+        tokens_per_second: measured speed of one device, for the hours, in input tokens, before
             expansion or repetition and without padding.
+        before: the checkpoint that the run goes on from.
     """
     config = with_precision(config, choose_device(config.train.device))
     plan = plan_batch(config.train, num_devices)
@@ -62,8 +67,16 @@ def dry_run(
         f"all, for rows of {costs.row_length}",
         "memory": f"about {weights + activations:,.0f} MiB = {weights:,.0f} MiB weights, "
         f"gradients, Adam + {activations:,.0f} MiB activations",
-        "device time": _time(costs, plan, tokens_per_second),
+        "disk": _disk(config, costs, vocab_size),
+        "device hours": _hours(costs, plan, tokens_per_second),
     }
+    if before is not None:
+        run, state = RunConfig(**before.state["config"]), before.state
+        whole = estimate(run, state["vocab_size"], run.data.block_length).num_flops
+        lines["goes on from"] = (
+            f"{run.objective} of {before.step:,} steps, "
+            f"{whole * before.step / run.train.steps:.3g} FLOP not counted above"
+        )
     indent = " " * 19
     wrapper = textwrap.TextWrapper(80, indent, indent, break_long_words=False)
     for name, text in lines.items():
@@ -101,16 +114,34 @@ def row_length_of(config: RunConfig) -> int:
     return config.data.block_length
 
 
-def _time(costs: Estimate, plan: BatchPlan, tokens_per_second: float | None) -> str:
-    """The time at a measured speed; without one, how to measure it."""
+def _disk(config: RunConfig, costs: Estimate, vocab_size: int) -> str:
+    """What a run leaves: checkpoints, one of them while it is written, and its packed rows."""
+    train, data = config.train, config.data
+    num = math.ceil(train.steps / train.save_every)
+    num = min(num, train.keep_last + 1) if train.keep_last else num
+    each = 0.75 * costs.weight_bytes / 2**20  # without gradients
+    words = () if data.pack is not None else data.source
+    tokens = sum(size_of(word, data).tokens or 0 for word in words)
+    packed = tokens * (2 if vocab_size <= 2**16 else 4) / 2**20
+    rows = f" + {packed:,.0f} MiB packed rows" * bool(tokens)
+    return f"about {num * each + packed:,.0f} MiB = {num} checkpoints x {each:,.1f} MiB{rows}"
+
+
+def _hours(costs: Estimate, plan: BatchPlan, tokens_per_second: float | None) -> str:
+    """Hours at a measured speed; without one, how to measure it."""
     if tokens_per_second is None:
         return (
             "unknown: add --throughput NUMBER, the tokens_per_second\n"
             "that a run of a few steps has in its metrics.jsonl"
         )
-    seconds = costs.num_tokens / tokens_per_second
-    text = f"{in_words(seconds)} at {tokens_per_second:,.0f} tokens/s"
+    hours = costs.num_tokens / tokens_per_second / 3600
+    each = hours / plan.num_devices
+    all_and_each = [f"{h:,.1f}" if h >= 1 else f"{h:.2g}" for h in (hours, each)]
+    text = (
+        f"{all_and_each[0]} at {tokens_per_second:,.0f} tokens/s, which is "
+        f"{tokens_per_second * costs.flops_per_token:.3g} FLOP/s"
+    )
     if plan.num_devices > 1:
-        text += f"; {in_words(seconds / plan.num_devices)} if {plan.num_devices} devices lose "
-        text += "nothing to each other"
+        text += f"; {all_and_each[1]} hours if {plan.num_devices} devices "
+        text += "lose nothing to each other"
     return text

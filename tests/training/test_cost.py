@@ -11,9 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds, TrainConfig
 from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import load_recipe
 from exlm_mini.data.masking import MaskedBatch
-from exlm_mini.training.cost import estimate, plan_batch, row_flops
+from exlm_mini.training.cost import count_parameters, estimate, plan_batch, row_flops
 from exlm_mini.training.parts import make_masker, make_model, score
 
 SPECIAL = SpecialIds()
@@ -180,17 +181,17 @@ def test_slots_are_counted_where_they_are_what_is_masked():
         (
             {"batch_size": 4096, "micro_batch_size": 64},
             3,
-            "another --devices, or train.batch_size 4,224",
+            "use --devices 2, or train.batch_size 4,224",
         ),
         (
             {"batch_tokens": 64_000, "micro_batch_tokens": 16_000},
             8,
-            "x train.micro_batch_tokens 16,000: 64,000 tokens are left over",
+            "use --devices 4, or train.micro_batch_tokens 8,000",
         ),
         (
             {"batch_tokens": 64_000},
             7,
-            "6 tokens are left over; use another --devices, or train.batch_tokens 64,001",
+            "6 tokens are left over; use --devices 8, or train.batch_tokens 64,001",
         ),
         ({"batch_size": 64}, 0, "--devices is 0"),
     ],
@@ -223,6 +224,19 @@ def test_a_dry_run_writes_nothing(tmp_path, monkeypatch, capsys):
     assert printed["objective"] == "exlm"
     # What torch is asked for first here may make its own cache.
     assert [p.name for p in tmp_path.iterdir() if "torchinductor" not in p.name] == []
+
+
+def test_a_dry_run_knows_the_disk_of_checkpoints_and_rows(tmp_path, capsys):
+    source = tmp_path / "a.txt"
+    source.write_text("a word and a word\n" * 50_000)
+    argv = ["--recipe", "text-tiny", "--model.vocab_size", "300", "--train.steps", "1001"]
+    argv += ["--data.source", str(source), "--train.save_every", "100"]
+    num_bytes = 12 * count_parameters(parse(argv).config, 300)[0]
+    each, rows = num_bytes / 2**20, 2 * 900_000 / 4.3 / 2**20
+    for keep_last, num in (("2", 3), ("0", 11), ("90", 11)):
+        printed, _ = dry_run(capsys, *argv, *CPU, "--train.keep_last", keep_last)
+        checkpoints = f"{num} checkpoints x {each:,.1f} MiB + {rows:,.0f} MiB packed rows"
+        assert printed["disk"] == f"about {num * each + rows:,.0f} MiB = {checkpoints}"
 
 
 @pytest.mark.parametrize("vocabulary", [[], ["--model.vocab_size", "27"]])

@@ -198,18 +198,18 @@ def test_every_recipe_dry_runs_without_data_or_network(name, tmp_path, monkeypat
         row = int(printed["row"].split()[0])
         assert printed["batch"].startswith(f"{paper['batch']:,} rows = 1 device x ")
         assert printed["tokens"] == f"{paper['batch'] * row * paper['updates']:,}"
-    assert printed["device time"].startswith("unknown: ")
-    assert "--throughput" in printed["device time"]
+    assert printed["device hours"].startswith("unknown: ")
+    assert "--throughput" in printed["device hours"]
 
 
-def test_batch_and_time_follow_from_devices_and_speed(capsys):
+def test_batch_and_hours_follow_from_devices_and_speed(capsys):
     printed, _ = dry_run(capsys, "--recipe", "official-readme", "--devices", 2)
     assert printed["batch"] == "4,096 rows = 2 devices x 64 rows x 32 accumulated"
     options = ["--devices", 2, "--throughput", "100000"]
     printed, _ = dry_run(capsys, "--recipe", "vanilla-mlm", *options)
     hours = 50_000 * 4096 * 128 / 100_000 / 3600
-    assert printed["device time"].startswith(f"{hours:.0f} h at 100,000 tokens/s; ")
-    assert f"{hours / 2:.0f} h if 2 devices lose nothing" in printed["device time"]
+    assert printed["device hours"].startswith(f"{hours:,.1f} at 100,000 tokens/s, ")
+    assert f"{hours / 2:,.1f} hours if 2 devices lose nothing" in printed["device hours"]
 
 
 @pytest.mark.parametrize("option", [["--devices", "2"], ["--throughput", "9"]])
