@@ -646,7 +646,7 @@ if has_native:
 # numbers below are read from the sources.
 
 # %% tags=["remove-input"]
-CUDA = build.source_dir()
+CUDA = build.SOURCE_DIR
 HEADERS = sorted(CUDA.glob("dag_block*.h"))
 
 

@@ -9,6 +9,7 @@ Shapes: R rows, B rows of a batch, N tokens of a row, C outputs of the head.
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -198,6 +199,14 @@ class _Watcher(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.note()
+        # Not sooner: a run that is killed goes on from a checkpoint that was noted.
+        needed = {
+            f"checkpoint-{state.global_step}",
+            Path(state.best_model_checkpoint or "").name,
+        }
+        for checkpoint in Path(args.output_dir).glob("checkpoint-*"):
+            if checkpoint.name not in needed:
+                shutil.rmtree(checkpoint)
         if self.is_stopped:  # to end the training would also end, and judge, its epoch
             raise StoppedError
 
@@ -236,7 +245,6 @@ def _trainer(
         train_sampling_strategy="group_by_length",  # little padding
         eval_strategy="epoch",
         save_strategy="epoch",
-        save_total_limit=2,  # the best or the one before, until the newest is noted
         logging_strategy="epoch",
         logging_nan_inf_filter=False,
         load_best_model_at_end=True,
