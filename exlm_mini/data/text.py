@@ -22,6 +22,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
@@ -40,6 +41,10 @@ NUM_LINES_SEARCHED = 10_000
 """Lines of a .txt file searched for a blank one."""
 NUM_ROWS_BATCH = 1000
 NUM_COLUMNS_SHOWN = 20
+_LABELS = re.compile(r"\$[^$]*\$|\([^)]*\)")
+"""Names and coordinates of atoms in a CXSMILES extension."""
+_CHEMISTRY = re.compile(r"[|,]\s*(\^\d|[CHm]:|LN:|Sg:)")
+"""Radicals, bonds, positions of substituents and repeats in one."""
 
 
 def document(value: object, kind: str, where: str) -> str:
@@ -69,11 +74,16 @@ def document(value: object, kind: str, where: str) -> str:
 
 
 def smiles_in(text: str) -> str | None:
-    """The SMILES of a text: its first field, before a name. None if another line follows, or a
-    mask."""
+    """The SMILES of a text: its first field. What follows is a name or a CXSMILES extension.
+
+    None if what follows cannot be left out: another line, a mask, or an extension with radicals,
+    bonds, positions or repeats that the SMILES lacks.
+    """
     smiles, *rest = text.split(maxsplit=1) or [""]
-    is_unclear = len(text.strip().splitlines()) > 1 or "[MASK]" in "".join(rest)
-    return None if is_unclear else smiles
+    behind = "".join(rest)
+    extension = _LABELS.sub("", behind) if behind.startswith("|") else ""
+    is_unclear = len(text.strip().splitlines()) > 1 or "[MASK]" in behind
+    return None if is_unclear or _CHEMISTRY.search(extension) else smiles
 
 
 def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator[str]:

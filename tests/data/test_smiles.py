@@ -111,7 +111,7 @@ def test_names_and_blanks_in_a_table_change_no_molecule(tmp_path):
 
 
 def test_cells_with_two_molecules_are_rejected():
-    assert spellings(["CCO", "CC\nCN"], Cleaning()) == ["CCO"]
+    assert spellings(["CCO", "CC\nCN", "C |^1:0|"], Cleaning()) == ["CCO"]
 
 
 # ---- cleaning ----

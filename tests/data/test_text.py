@@ -50,7 +50,7 @@ def test_a_text_is_what_stands_between_its_outer_blanks(before, text, after):
 
 @pytest.mark.parametrize(
     "entry",
-    ["CCO\nCCN", "CC\u2028CN a", "C [MASK]C"],
+    ["CCO\nCCN", "CC\u2028CN a", "C [MASK]C", "C |^1:0|", "C |$;a;b$,^2:0|", "CN |C:0.1|"],
 )
 def test_what_is_not_one_smiles_is_refused(entry):
     assert smiles_in(entry) is None

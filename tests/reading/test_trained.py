@@ -97,7 +97,7 @@ def test_a_model_knows_how_long_the_rows_were_that_it_learned(tmp_path, capsys):
 
 def test_what_cannot_be_read_is_told(runs, capsys):
     model = exlm_mini.load(runs / "exlm")
-    strange = (None, float("nan"), 3, "C\udc80", "CC\nCN")
+    strange = (None, float("nan"), 3, "C\udc80", "CC\nCN", "CC |^1:0|")
     for entry in (*strange, " ", "C" * 600, "C1CC(", "hello world"):
         vectors_BD = model.embed(["CC", entry, "CO"])
         assert vectors_BD.isnan().any(dim=1).tolist() == [False, True, False]
