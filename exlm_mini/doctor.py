@@ -94,9 +94,9 @@ def _found(find: Callable[[], str]) -> str:
 
 
 def _version(packages: list[str] | None, module: str) -> str:
-    """The version of an optional library, from the packages that have it, or how to install it."""
+    """The version of an optional library, from its packages, or the extra that has it."""
     if packages is None:
-        return f"missing: pip install 'exlm-mini[{EXTRAS[module]}]'"
+        return f"missing, it comes with the extra {EXTRAS[module]}"
     return importlib.metadata.version(packages[0])
 
 

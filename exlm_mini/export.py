@@ -4,7 +4,7 @@
 
 The directory holds weights, settings and tokenizer as in a checkpoint, and a model card, and can be
 uploaded as it is. With this package installed it loads like any model after ``import
-exlm_mini.hf``; with ``trust_remote_code=True`` the directory imports it by itself. ::
+exlm_mini.hf``; with ``trust_remote_code=True`` the directory imports it itself::
 
     from transformers import pipeline
     fill = pipeline("fill-mask", "molecules-hf", trust_remote_code=True)
@@ -79,7 +79,7 @@ def card(trained: Trained) -> str:
         "bits per masked token, held out": evaluation
         and f"{evaluation['bits'] / max(evaluation['num_masks'], 1):.3f}",
     }
-    lines = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    lines = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value)
     return f"""---
 library_name: transformers
 pipeline_tag: fill-mask
@@ -87,7 +87,8 @@ tags: [exlm, {trained.input}]
 ---
 # {trained.run.name}
 
-A masked language model of the package exlm-mini, after *ExLM: Rethinking the Impact of [MASK]
+A masked language model of the package exlm-mini (`pip install 'exlm-mini[hf] @
+git+https://github.com/exlm-book/exlm-book'`), after *ExLM: Rethinking the Impact of [MASK]
 Tokens in Masked Language Models* (ICML 2025).
 
 | | |
@@ -99,7 +100,9 @@ Tokens in Masked Language Models* (ICML 2025).
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     parser = command_parser("python -m exlm_mini.export", __doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="--output of a training run")
+    parser.add_argument(
+        "run", type=Path, metavar="RUN", help="a training run, or a model that ships"
+    )
     parser.add_argument("output", type=Path, metavar="OUT", help="directory to write")
 
     def command() -> None:

@@ -52,7 +52,8 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
     name = (error.name or "").partition(".")[0]
     if name not in EXTRAS:
         return None
-    return f"this needs the package {name}; pip install 'exlm-mini[{EXTRAS[name]}]'"
+    extra = f"exlm-mini[{EXTRAS[name]}] @ git+https://github.com/exlm-book/exlm-book"
+    return f"this needs the package {name}; pip install '{extra}'"
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import write_atomically
 from exlm_mini.data.packs import Rows, block_rows, molecule_rows, write_pack
 from exlm_mini.data.shards import (
-    SHARD_BYTES,
     Job,
     documents,
     hashes,
@@ -100,13 +99,10 @@ def build_packs(job: Job, sources: list[Source], directory: Path) -> list[dict[s
 
 
 def _shown(shards: Iterable[Path], step: str) -> Iterable[Path]:
-    """Shards of a step, whose progress is shown if it takes long, in megabytes of text."""
+    """Shards of a step, whose progress is shown if it takes long."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
-    return tqdm(
-        shards, step, unit="MB", unit_scale=SHARD_BYTES // 1_000_000,
-        delay=SECONDS_WITHOUT_BAR, mininterval=1,
-    )  # fmt: skip
+    return tqdm(shards, step, unit="shard", delay=SECONDS_WITHOUT_BAR, mininterval=1)
 
 
 def _record(job: Job, source: Source, shards: list[Path]) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """The directory of a run has one writer at a time, and settings that stay. ::
 
-OUTPUT/
-    .lock            held while a process writes here
-    config.yaml      the settings of the run; all but a few are fixed
-    versions.json    what it is made with
-    data/            its packs, if they were not prepared before
-    metrics.jsonl    see ``metrics``
-    checkpoints/     see ``checkpoint``
+    OUTPUT/
+        .lock            held while a process writes here
+        config.yaml      the settings of the run; all but a few are fixed
+        versions.json    what it is made with
+        data/            its packs, if they were not prepared before
+        metrics.jsonl    see ``metrics``
+        checkpoints/     see ``checkpoint``
 """
 
 from __future__ import annotations

@@ -191,8 +191,8 @@ def test_a_door_without_its_library_names_the_extra(library, extra, door):
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
     )
     assert result.stderr.splitlines()[-1] == (
-        f"ModuleNotFoundError: this needs the package {library}; "
-        f"pip install 'exlm-mini[{extra}]'"
+        f"ModuleNotFoundError: this needs the package {library}; pip install "
+        f"'exlm-mini[{extra}] @ git+https://github.com/exlm-book/exlm-book'"
     )
     assert "During handling" not in result.stderr
 

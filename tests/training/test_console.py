@@ -66,7 +66,7 @@ def test_a_command_says_what_an_unread_end_means(monkeypatch):
 def test_a_library_that_was_left_out_is_told_with_its_extra(capsys):
     assert exit_code(raising(ModuleNotFoundError(name="sklearn.inner"))) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "needs the package sklearn; pip install 'exlm-mini[tasks]'" in line
+    assert "needs the package sklearn; pip install 'exlm-mini[tasks] @ git+https" in line
     for error in (ModuleNotFoundError(name="ours"), PermissionError(errno.EACCES, "no")):
         with pytest.raises(type(error)):  # our own mistakes are not hidden
             exit_code(raising(error))
