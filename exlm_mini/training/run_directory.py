@@ -7,6 +7,8 @@
         data/            its packs, if they were not prepared before
         metrics.jsonl    see ``metrics``
         checkpoints/     see ``checkpoint``
+
+Checkpoints hold what a run needs to resume; this module keeps two runs from mixing.
 """
 
 from __future__ import annotations
