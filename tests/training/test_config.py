@@ -193,7 +193,7 @@ TOO_LARGE = [
         ["GiB", "lower train.micro_batch_tokens"],
     ),
     (f"{PRETRAIN} --data.vocab_size 2147483647", ["data.vocab_size", "less than or equal"]),
-    ("pretrain --recipe toy-pairs --dry-run --devices 2147483647", ["use another --devices"]),
+    ("pretrain --recipe toy-pairs --dry-run --devices 2147483647", ["use --devices 128"]),
     ("bench dag --shape 2147483647,4,8 --device cpu", ["--shape 2147483647,4,8", "GiB"]),
     ("prepare --source x.txt --workers 100000 --output out", ["--workers", "1024"]),
     ("finetune --checkpoint x --threads 100000", ["--threads", "1024"]),

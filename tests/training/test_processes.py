@@ -58,11 +58,7 @@ def test_processes_take_one_gpu_each(device, num_gpus, words, monkeypatch):
 @pytest.mark.parametrize(
     ("train", "num_processes", "words"),
     [
-        (
-            {"batch_size": 6, "micro_batch_size": None},
-            4,
-            "another --nproc-per-node, or",
-        ),
+        ({"batch_size": 6, "micro_batch_size": None}, 4, "--nproc-per-node 3"),
         ({"batch_size": 8, "micro_batch_size": 4}, 3, "3 devices x train.micro_batch_size 4"),
         (
             {"batch_size": 32, "micro_batch_size": None, "batch_tokens": 60},
