@@ -372,8 +372,10 @@ class Transition(nn.Module):
 # f_{i,u} = \mathbf{P}_u(y_i) \sum_{v<u} f_{i-1,v}\, \mathbf{E}_{v,u}.
 # $$
 #
-# That is the fourth piece. The sum over $v$ is a matrix product. With logarithms,
-# so that nothing gets too small for a float, it becomes a `logsumexp`.
+# The sum over all paths is the last entry, $f_{M,L}$: all targets are said, and the
+# path stands in [EOS]. That is the fourth piece. The sum over $v$ is a matrix
+# product. With logarithms, so that nothing gets too small for a float, it becomes a
+# `logsumexp`.
 
 
 # %% tags=["save"]

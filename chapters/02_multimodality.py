@@ -65,10 +65,11 @@ from exlm_mini.data.toy_grammars import grammar
 #
 # `town` is a language with sentences of 22 words. For each, four hidden variables
 # are drawn: a topic, a mood, a number and a tense. Then a word is drawn for each
-# place; at eleven places the draw depends on one or two variables. Hide "ropes"
-# in the sentence below. What do the other words say about it? The answer has two
-# steps. The visible words tell which values $z$ of the variables are likely
-# (Bayes' rule), and each $z$ tells which word to expect.
+# place; at eleven places the draw depends on one or two variables. Hide "ropes" in
+# the sentence below. What do the other words say about it? The answer has two
+# steps. The visible words tell which values $z$ of the variables are likely (Bayes'
+# rule), and each $z$ tells which word to expect. The package has $P(z)$ as `prior`,
+# and $P(\text{word} \mid z)$ at each place as `word_probability_NZV`.
 
 # %%
 town = grammar("town")
@@ -417,9 +418,9 @@ for k in (1, 2, 3, 4, 5):
 # states. Now let a state lead to *any* state of the next mask: every path through
 # the graph is a story, a product like those above, and $k m$ states tell $k^m$ of
 # them. The numbers on the edges say how likely each path is, and they can forbid
-# the ones that make no sense. From one mask to the next the edges carry at most
-# $\log_2 k$ bits, as the choice of a product does, but each step can carry bits of
-# its own.
+# the ones that make no sense. An edge carries at most $\log_2 k$ bits, as the
+# choice of a product does; but that choice holds for all masks, and a path chooses
+# anew at every step.
 
 # %% mystnb={"figure": {"caption": "Three masks with two states each. Above: a mixture of two stories. Below: the same six states as a graph, with eight paths. Here the first word decides on the second, and not on the third.", "name": "fig-stories"}, "image": {"alt": "Above, two separate chains, happy smiled sang and sad wept sighed. Below, edges lead from every state to both states of the next mask: from happy to smiled with 0.9, to wept with 0.1, and then on to either with 0.5."}} tags=["remove-input"]
 labels = ["BOS", "happy", "sad", "smiled", "wept", "sang", "sighed", "EOS"]
@@ -446,7 +447,7 @@ for ax, is_edge in zip(axes, (is_next & is_same, is_next), strict=True):
 # paper. A higher ratio also puts more [MASK] symbols into the input.
 # {ref}`chap-repeated` separates the two effects, and says where 78.9% comes from.
 
-# %% mystnb={"figure": {"caption": "Bits per hidden word of `town` as more is hidden, exact. The space between the curves is the total correlation.", "name": "fig-ratio-bits"}, "image": {"alt": "Two rising curves over the mask ratio, one by one above together; the space between them widens to a quarter."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Bits per hidden word of `town` as more is hidden, exact. The space between the curves is the total correlation.", "name": "fig-ratio-bits"}, "image": {"alt": "Two rising curves over the mask ratio, one by one above together; the space between them widens to more than a quarter."}} tags=["remove-input"]
 from exlm_mini.data.toy import Grammar
 
 opening = Grammar("opening", town.latents, town.prior, town.positions[:14])

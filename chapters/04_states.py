@@ -275,7 +275,8 @@ for way in WAYS:
 # path takes does not change what it says.
 #
 # To see what position alone does to attention, give all tokens the same query and
-# the same key. A token then attends most to itself and its neighbours.
+# the same key. A token then attends most to itself and its neighbours (and to
+# tokens six away, which is nearly a full turn of the fastest pair).
 
 # %% mystnb={"figure": {"caption": "Attention of the four clones of the first [MASK], (3,1) to (3,4), to all tokens (columns), if position is all that tells tokens apart.", "name": "fig-clone-sees"}, "image": {"alt": "Three maps. By i, four equal rows. By place, each row is the one above moved by a step. In 2D, each clone prefers the clone of the other mask that has its own number."}} tags=["remove-input"]
 same_11Td = torch.full((1, 1, ids_1T.shape[1], 16), 0.6)
@@ -405,11 +406,12 @@ assert curves["2D"][100] < 0.1 and curves["2D"][50] < curves["by place"][50]
 # replaced it). On `pairs`, whose masks never move, it makes no difference: our
 # recorded runs, helped over the start as in {ref}`chap-symmetric-start`, end at one
 # bit in 2D and by place ({ref}`reproduction`). Where the number of masks changes,
-# it makes a large one. Our models trained with 30% of the words masked, and tested
-# with 90%, need 30.4 bits per row by place and 8.7 in 2D; with a vector for each
-# clone, 33.1 and 8.8 ({ref}`chap-findings`). For comparison, the floor of an MLM is
-# 5.6 there. The additional clones push the words to places and distances that no
-# training row had.
+# it makes a large one. In a small language whose words depend on each other, models
+# trained with 30% of the words masked, and tested with 90%, need 30.4 bits per row
+# by place and 8.7 in 2D; with a vector for each clone, 33.1 and 8.8
+# ({ref}`chap-findings`). Neither is good there, for the floor of an MLM is 5.6, but
+# by place the model fails. The additional clones push the words to places and
+# distances that no training row had.
 
 # %% mystnb={"code_prompt_show": "Checked: these are the means of ten recorded seeds each"} tags=["hide-cell", "check"]
 from pathlib import Path

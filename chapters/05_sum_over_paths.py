@@ -339,7 +339,7 @@ def backward(P_ML, E_LL):
 
 # %% [markdown]
 # A somewhat larger graph shows more: three masks, $L = 8$ states, $M = 5$ targets,
-# random numbers.
+# random numbers (`random_graph` is in the closed cell above).
 
 # %%
 big_P_ML, big_E_LL = random_graph(5, 8, seed=6)

@@ -82,8 +82,8 @@ _ = torch.set_num_threads(1)
 #
 # A path visits one state for every hidden word and must never return to a state.
 # The paper takes the simplest rule that ensures this: state $v$ may lead to state
-# $u$ only if $v < u$, in the order of the row. Your `Transition` takes the rule
-# as a matrix, and gives each row a softmax over the edges that it leaves:
+# $u$ only if $v < u$, in the order of the row. Your `Transition` takes the rule as
+# a matrix, and gives each row a softmax over its allowed edges:
 
 # %%
 is_edge_LL = torch.ones(6, 6).triu(1).bool()

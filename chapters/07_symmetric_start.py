@@ -354,7 +354,7 @@ show_film(data, EVERY)
 # differences, which grew together, at first too slowly to see. With vectors or
 # chains the wait is short. {numref}`fig-parting` shows the same runs together.
 
-# %% mystnb={"figure": {"caption": "Bits of the table of fourteen numbers, by gradient descent from five starts. With vectors a start may lie a little above two bits.", "name": "fig-parting"}, "image": {"alt": "Five curves from two bits. Exactly alike never falls, nearly alike falls after 250 steps, the three with vectors, chains or both within a hundred."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Bits of the table of fourteen numbers, by gradient descent from five starts, with the learned edges alone: while chains stand in for them, they learn more slowly. With vectors a start may lie a little above two bits.", "name": "fig-parting"}, "image": {"alt": "Five curves from two bits. Exactly alike never falls, nearly alike falls after 250 steps, the three with vectors, chains or both within a hundred."}} tags=["remove-input"]
 fig, ax = plt.subplots(figsize=(3.6, 3.0))
 colors = ("0.4", "#0173b2", "#029e73", "#cc78bc", "#d55e00")
 styles = (":", "-", "--", "-.", "-")
@@ -396,7 +396,8 @@ class AidedExLM(ExLM):
         self, vocab_size, k=2, width=32, has_vectors=True, has_chains=True
     ):
         super().__init__(vocab_size, k, width)
-        self.clone, self.progress = nn.Embedding(k + 1, width), 1.0
+        self.clone = nn.Embedding(k + 1, width)  # the first is for [BOS] and [EOS]
+        self.progress = 1.0
         self.has_chains = has_chains
         initialise(self, std=0.125)
         nn.init.normal_(self.clone.weight, std=1.0 if has_vectors else 0.0)

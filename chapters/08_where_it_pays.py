@@ -171,6 +171,7 @@ draw_tables(tables, MOODS, MOODS, is_stacked=True)
 # %% tags=["nbval-ignore-output"]
 from exlm_mini.data.toy import Grammar, Position
 
+# The words of a string are equally likely.
 WIDE = {"merry": "merry happy cheerful glad", "grim": "sad gloomy tearful grim"}
 NARROW = {"merry": "laughed", "grim": "wept"}
 
@@ -285,8 +286,9 @@ for name, seeds in (
 # To see which part matters ({ref}`plan-links`), one MLM for each seed is trained
 # for 20,000 steps, and five models go on from it, each for the cost of 8,000 steps
 # of the MLM. Four of them have four states for each mask, and differ in the edges
-# between them. What *links win* is the difference between `each` (the hidden
-# symbols one by one) and `together`:
+# between them. Both columns of bits are of one model: `each` sums the bits of its
+# single symbols, `together` has those of all at once, and *links win* the
+# difference:
 
 # %% tags=["remove-input"]
 from exlm_lab.experiments.records import runs
@@ -339,9 +341,9 @@ _ = ax.legend(unique.values(), unique, fontsize=8)
 # training.
 #
 # What does half a bit change? Let both models fill in 1,024 molecules, and count
-# those that a chemist's program, RDKit, can read. *Best of 16 paths* draws sixteen
-# paths in the same pass and keeps the filling that is most probable over all paths;
-# an MLM has nothing to choose from.
+# those that a chemist's program, RDKit, can read. *At once* fills along the best
+# path; *best of 16 paths* draws sixteen more in the same pass and keeps the filling
+# that is most probable over all paths. An MLM has nothing to choose from.
 
 # %% tags=["remove-input"]
 WAYS = {

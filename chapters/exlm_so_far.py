@@ -361,7 +361,8 @@ class AidedExLM(ExLM):
         self, vocab_size, k=2, width=32, has_vectors=True, has_chains=True
     ):
         super().__init__(vocab_size, k, width)
-        self.clone, self.progress = nn.Embedding(k + 1, width), 1.0
+        self.clone = nn.Embedding(k + 1, width)  # the first is for [BOS] and [EOS]
+        self.progress = 1.0
         self.has_chains = has_chains
         initialise(self, std=0.125)
         nn.init.normal_(self.clone.weight, std=1.0 if has_vectors else 0.0)
