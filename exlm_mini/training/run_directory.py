@@ -108,6 +108,14 @@ def as_begun(
 
     file, train = path / CONFIG, config.train
     if not file.is_file():
+        names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+        # A start that failed may have left its corpus, whose settings are stored with it.
+        names -= {LOCK, "data", *(name for name in names if name.endswith(".partial"))}
+        if names:
+            raise UserError(
+                f"{path} holds {min(names)} but no {CONFIG}, so it is not the directory of a run; "
+                "choose another --output"
+            )
         return with_precision(config, device)
     start = stored_config(file)
     if train.precision == "auto":
@@ -137,6 +145,8 @@ def settle(path: Path, config: RunConfig, device: torch.device, num_processes: i
 
     from exlm_mini.training.provenance import commit, versions
 
+    for partial in path.glob("*.partial"):  # left by a start that was killed
+        partial.unlink()
     text = yaml.safe_dump(plain(config), sort_keys=False)
     write_atomically(path / CONFIG, text.encode())
     used = {**versions(device), "commit": commit(), "num_processes": num_processes}

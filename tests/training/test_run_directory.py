@@ -114,6 +114,19 @@ def test_settings_are_written_once_and_then_compared(tmp_path):
     assert stored_config(file).train.steps == 101
 
 
+def test_directory_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with locked_directory(tmp_path):
+        told(lambda: started(tmp_path, CONFIG), "holds thesis.tex")
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "thesis.tex"}
+
+
+def test_what_a_killed_start_left_is_removed(tmp_path):
+    (tmp_path / "versions.json.99.partial").write_text("{")
+    assert started(tmp_path, CONFIG) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"config.yaml", "versions.json"}
+
+
 def test_a_run_goes_on_in_the_precision_of_its_start(tmp_path):
     assert as_begun(tmp_path, CONFIG, CPU, print).train.precision == "fp32"
     started(tmp_path, with_train(precision="bf16"))
