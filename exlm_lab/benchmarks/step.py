@@ -31,10 +31,16 @@ ENOUGH_SECONDS = 8.0
 
 @contextlib.contextmanager
 def trainers(configs: Mapping[str, RunConfig], corpus: Corpus) -> Iterator[dict[str, Trainer]]:
-    """A trainer for each of some settings, before its first step."""
+    """A trainer for each of some settings, before its first step; of a model that grows out of
+    an MLM, when it has grown."""
     with tempfile.TemporaryDirectory() as folder:
         yield {
-            name: Trainer(config, corpus.train, corpus.validation, Path(folder) / name)
+            name: Trainer(
+                replace(config, train=replace(config.train, grow_at=0.0)),
+                corpus.train,
+                corpus.validation,
+                Path(folder) / name,
+            )
             for name, config in configs.items()
         }
 

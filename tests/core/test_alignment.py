@@ -1,7 +1,9 @@
 """The contract of every alignment backend: closed forms, enumeration, invariants, gradients.
 
-``fibers`` are the CUDA kernels on a CPU, one backend more. ``test_scaled``, ``test_native`` and
-``test_kernels`` hold what each has of its own. Shapes: B rows, M targets, L states.
+``fibers`` are the CUDA kernels on a CPU and ``cuda`` on a GPU, backends like the others.
+``test_scaled``, ``test_native`` and ``test_kernels`` hold what each has of its own.
+
+Shapes: B rows, M targets, L states.
 """
 
 from __future__ import annotations
@@ -48,9 +50,10 @@ from exlm_mini.alignment.ctc import run_log_likelihood
 from exlm_mini.alignment.graphs import Graph
 
 FLOAT32, FLOAT64 = DTYPES
-EVERY = [*BACKENDS, "fibers"]
+ON_A_GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+EVERY = [*BACKENDS, "fibers", ON_A_GPU]
 JUDGED = [name for name in EVERY if name != JUDGE]
-RESCALED = ["scaled", "native", "fibers"]
+RESCALED = ["scaled", "native", "fibers", ON_A_GPU]
 ONCE = ["vectorized", *RESCALED]
 """Their gradient is written by hand."""
 RAGGED = CASES["ragged"]
@@ -134,20 +137,26 @@ def test_the_cases_hold_what_their_names_say():
 # ---- values and gradients ----
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("backend", JUDGED)
-def test_backend_equals_enumeration(backend, name, dtype, device):
-    if backend == "fibers" and device == "cuda":
-        return  # they run on a CPU
+def test_backend_equals_enumeration(backend, name, dtype):
     truth = judge(name, dtype)
-    assert_right(CASES[name].to(dtype, device), backend, truth[:3])
-    graph = fill_padding(CASES[name], math.nan).to(dtype, device)
-    path_BM, log_score_B = viterbi(*graph, backend)
-    assert torch.equal(path_BM.cpu(), truth.path_BM)
+    assert_right(CASES[name].to(dtype), backend, truth[:3])
+    path_BM, log_score_B = viterbi(*fill_padding(CASES[name], math.nan).to(dtype), backend)
+    assert torch.equal(path_BM, truth.path_BM)
     rounding = 1e-6 if dtype == FLOAT32 else 1e-12
-    assert relative_error(log_score_B.cpu(), truth.log_score_B) <= rounding
+    assert relative_error(log_score_B, truth.log_score_B) <= rounding
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("backend", ["vectorized", "scaled"])
+def test_backends_of_pytorch_equal_enumeration_on_a_gpu(backend, name):
+    graph = CASES[name].to(FLOAT32, "cuda")
+    assert_right(graph, backend, judge(name, FLOAT32)[:3])
+    assert torch.equal(viterbi(*graph, backend)[0].cpu(), judge(name, FLOAT32).path_BM)
 
 
 @pytest.mark.parametrize("backend", JUDGED)
@@ -547,7 +556,7 @@ TWICE, LACKS = (
         (lambda f, x: func.jvp(f, (x,), (x,)), LACKS),
     ],
 )
-@pytest.mark.parametrize("backend", [name for name in ONCE if name in BACKENDS])
+@pytest.mark.parametrize("backend", ["vectorized", "scaled", "native"])
 def test_what_a_gradient_written_by_hand_lacks_is_refused(backend, transform, words):
     """Of a plain sum, whose own gradient is a constant: easily a wrong number without a word."""
     for graph in (random_graph(23, [3], [5]), two_ways(7.0, "edges")):

@@ -1,4 +1,4 @@
-"""The CUDA kernels on a CPU, as one alignment backend more.
+"""The CUDA kernels as alignment backends: on a CPU as ``fibers``, on a GPU as ``cuda``.
 
 ``cuda/dag_fibers.cpp`` compiles the very templates that nvcc compiles, and the threads of a block
 run as fibers whose order is shuffled between barriers. They are called as the package calls them.
@@ -77,15 +77,28 @@ def can_be_built(device: str) -> None:
         pytest.skip(str(error))
 
 
+def gpu_backend() -> Backend:
+    """``native`` on the GPU, for tensors on the CPU."""
+    native = BACKENDS["native"]
+    return Backend(
+        lambda *graph: native.log_likelihood(*(t.cuda() for t in graph)).cpu(),
+        lambda *graph: tuple(t.cpu() for t in native.viterbi(*(t.cuda() for t in graph))),
+    )
+
+
 @pytest.fixture(autouse=True)
 def works_here(request):
-    """Adds ``fibers`` to the backends; skips one that cannot be built here."""
+    """Adds ``fibers`` or ``cuda`` to the backends; skips one that cannot be built here."""
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    name, device = parameters.get("backend"), parameters.get("device", "cpu")
-    if name in ("native", "fibers") or device == "cuda":
-        can_be_built(device)
+    name = parameters.get("backend")
+    if name in ("native", "fibers", "cuda"):
+        can_be_built("cuda" if name == "cuda" else "cpu")
     if name == "fibers":
         BACKENDS[name] = fiber_backend()
-    assert name not in BACKENDS or BACKENDS[name].why_not(device) is None
+    elif name == "cuda":
+        assert native.why_not("cuda") is None
+        BACKENDS[name] = gpu_backend()
+    assert name not in BACKENDS or BACKENDS[name].why_not("cpu") is None
     yield
     BACKENDS.pop("fibers", None)
+    BACKENDS.pop("cuda", None)

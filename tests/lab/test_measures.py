@@ -380,3 +380,9 @@ def test_costs_are_of_processor_time_and_of_operations_with_links(corpora, monke
     ]
     floor = flops[0] / flops[1]
     assert found == close(cost_ratio=1.5, cost_ratio_floor=floor, step_ms=6, mlm_step_ms=4)
+
+
+def test_a_model_that_grows_is_timed_when_it_has_grown(corpora):
+    grows = replace(PAIRS, train=replace(PAIRS.train, grow_at=0.5))
+    with step.trainers({"exlm": grows}, corpora["pairs"]) as both:
+        assert isinstance(both["exlm"].model, ExLM)
