@@ -9,9 +9,9 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import module_from_spec
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -106,7 +106,8 @@ def load_extra_backend(path: Path) -> LogLikelihood:
     remedy = f"give --extra-backend a file of Python that defines {name}"
     with reading(file, remedy, errors=Exception):  # it runs what others wrote
         loader = SourceFileLoader(f"extra_backend_{path.stem}", str(file))
-        module = module_from_spec(ModuleSpec(loader.name, loader, origin=str(file)))
+        module = ModuleType(loader.name)
+        module.__file__ = str(file)
         sys.modules[loader.name] = module  # dataclasses and torch.library look modules up
         loader.exec_module(module)
         function = getattr(module, name)

@@ -108,7 +108,7 @@ def test_a_backend_of_somebody_else_is_timed_and_judged(counts, tmp_path):
     file = tmp_path / (RELEASED if is_released else "mine.py")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(
-        "from exlm_mini.alignment import dag_log_likelihood\n"
+        "from exlm_mini.alignment import dag_log_likelihood\nassert __file__\n"
         f"def {'torch_dag_loss' if is_released else 'log_likelihood'}(match, links, {counts}):\n"
         "    return dag_log_likelihood(match, links, targets, states) + 1.0\n"
     )
