@@ -243,6 +243,7 @@ def hand_out(way: str, path: str, *names: str) -> None:
             notebook.cells.insert(0, nbformat.v4.new_code_cell(handouts.AS_SVG))
             run_cells(notebook, name)
     handouts.WAYS[way](notebooks, Path(path))
+    print(f"{way} of {len(notebooks)} chapters: {path}")
 
 
 def make(options: argparse.Namespace) -> int:

@@ -87,7 +87,7 @@ def build_packs(job: Job, sources: list[Source], directory: Path) -> list[dict[s
         )
         if num_rows == 0:
             raise UserError(_why_empty(data, name, names, counts))
-        line = f"{name}: {num_rows:,} rows, {counts['tokens']:,} tokens"
+        line = f"{name}: {num_rows:,} rows"
         if dropped := counts["dropped_documents"]:
             line += f"; dropped: {dropped:,} of {counts['documents']:,}, too long"
         job.report(line)

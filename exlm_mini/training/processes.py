@@ -7,7 +7,7 @@ gradients; data order, random numbers, checkpoints and signals are ours.
 
 All processes must see the same run directory: the first writes there, the others read.
 
-Several processes have not run on GPUs yet; they are tested on a CPU, connected by gloo.
+On GPUs only a single process has run yet; several are tested on a CPU, connected by gloo.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
-        raise UserError(f"train.device is '{name}'; known: auto, cpu, cuda, cuda:N")
+        raise UserError(f"the device is '{name}'; known: auto, cpu, cuda, cuda:N")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
-            f"train.device is {name}, but torch sees {torch.cuda.device_count()} GPUs; use cpu"
+            f"the device is {name}, but torch sees {torch.cuda.device_count()} GPUs; use cpu"
         )
     return device
 
