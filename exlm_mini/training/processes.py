@@ -97,6 +97,10 @@ class Engine:
         self.world_size = 1 if group is None else group.size()
         """How many processes there are."""
         self._scorer: Any = None
+        if device.type == "cuda":
+            # For a padded batch of a new shape cuDNN builds a plan, which takes about as long as
+            # a step; the other kernels take any shape.
+            torch.backends.cuda.enable_cudnn_sdp(False)
 
     @property
     def is_main(self) -> bool:

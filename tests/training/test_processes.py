@@ -1,5 +1,6 @@
 """One process or several behind one interface; compiled layers."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from packs import whole
 from torch import nn
 from workers import changed, losses, make_trainer
 
+from exlm_mini import pretrain
 from exlm_mini.config import SpecialIds, TrainConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import parse
@@ -72,6 +74,33 @@ def test_batches_that_cannot_be_spread_are_refused(train, num_processes, words):
     check_spread(config, 1)
     with pytest.raises(UserError, match=words):
         check_spread(config, num_processes)
+
+
+# ---- batches of any shape on a GPU ----
+
+
+def test_attention_on_a_gpu_needs_no_plan_for_a_new_shape():
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        Engine(CPU)
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+        Engine(torch.device("cuda"))
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])
+def test_how_a_gpus_memory_is_taken_is_set_where_it_was_not(name, monkeypatch):
+    for either in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(either, "the user's")  # to be restored
+        if either != name:
+            monkeypatch.delenv(either)
+    assert pretrain.main(["--recipe", "unknown"]) == 2
+    ours = None if name == "PYTORCH_CUDA_ALLOC_CONF" else "expandable_segments:True"
+    expected = "the user's" if name == "PYTORCH_ALLOC_CONF" else ours
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == expected
 
 
 # ---- gradients ----
