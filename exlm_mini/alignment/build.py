@@ -76,6 +76,7 @@ def build(device_type: str) -> Path:
 
     Raises:
         BuildError: without a compiler or ninja, and when the compiler fails.
+        KeyboardInterrupt: if it was interrupted, whoever handles signals here.
     """
     source, target = SOURCE_DIR / SOURCES[device_type], machine()
     compiler = cxx() if device_type == "cpu" else nvcc()
@@ -140,6 +141,8 @@ def _compile(source: Path, compiler: str, library: Path) -> None:
             is_python_module=False,
         )
     except RuntimeError as error:
+        if "interrupted by user" in str(error):  # ninja got the signal
+            raise KeyboardInterrupt from None
         lines = [line for line in str(error).splitlines() if re.search(r"\berror\b", line)]
         reason = "\n".join((lines or [str(error)])[:12])
         raise BuildError(

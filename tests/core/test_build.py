@@ -142,6 +142,17 @@ def test_a_compiler_error_is_cut_to_what_matters(cache, compiler):
     assert not list(cache.glob("*/*.so"))
 
 
+def test_an_interrupted_build_is_no_missing_backend(cache, compiler):
+    script(
+        compiler,
+        'case "$*" in *" -c "*) ;; *) echo 12.0.0; exit 0;; esac',
+        "kill -INT $PPID; sleep 1",  # ninja, whose shell this one replaces
+    )
+    with pytest.raises(KeyboardInterrupt):
+        build.build("cpu")
+    assert not list(cache.glob("*/*.so"))
+
+
 def test_a_library_that_does_not_build_load_or_run_is_no_backend(monkeypatch):
     def refuse(*_):
         raise RuntimeError("driver too old")
