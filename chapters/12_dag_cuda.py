@@ -869,7 +869,7 @@ if has_native:
 # bits are the same whatever the order of the threads. The counted barriers are
 # those computed above: two sweeps, one for each tile of the scan, and two when
 # the row is finished. The compiled sources also tell their sizes, here for the
-# example of Appendix I.4. On an H200 a block may have 227 KiB of shared memory.
+# example of Appendix I.4. On an H100 a block may have 227 KiB of shared memory.
 
 # %% tags=["remove-input"]
 if has_native:
@@ -964,6 +964,7 @@ import pandas as pd
 
 on_gpu = json.loads(Path("../book/results/bench-gpu.json").read_text())
 flat_rows = [r for r in on_gpu["dag"] if r["transitions"] == "flat"]
+flat_rows.sort(key=lambda r: r["shape"][::-1])
 theirs = {
     tuple(r["shape"]): [r["median_ms"][f"DA-Transformer {n}"] for n in (1, 2, 3, 4)]
     for r in flat_rows

@@ -467,7 +467,7 @@ for objective in ("exlm", "mlm"):
 # device on the left. With several devices divide by their number, if they lose no
 # time waiting for each other.
 
-# %% mystnb={"figure": {"caption": "Time of one device for a whole run against the speed it keeps up. Crosses: the paper's hours (Table 12, Appendix J). Dots: recorded speeds of this package.", "name": "fig-device-hours"}, "image": {"alt": "Six falling lines on logarithmic axes, from text-tiny, minutes on a laptop, to text-large, months at 10 teraflops. Three crosses between a day and a week; dots at a laptop's speed."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Time of one device for a whole run against the speed it keeps up. Crosses: the paper's hours (Table 12, Appendix J). Dots: recorded speeds of this package.", "name": "fig-device-hours"}, "image": {"alt": "Six falling lines on logarithmic axes, from text-tiny, minutes on a laptop, to text-large, months at 10 teraflops. Three crosses between a day and a week; dots at a laptop's speed and an H100's."}} tags=["remove-input"]
 DRAWN = (
     "text-tiny", "smiles-base", "vanilla-mlm", "exlm-ablation", "text-base",
     "text-large",
