@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exlm_lab.downstream.catalogue import EMBEDDED, INPUT_OF, check_task
 from exlm_lab.downstream.examples import load_table
-from exlm_lab.downstream.grid import TUNING, Space, Tuning, check_seeds
+from exlm_lab.downstream.grid import TUNING, Tuning, check_seeds, combinations
 from exlm_lab.downstream.settings import MAX_UNKNOWN, ReadingConfig, TuneConfig
 from exlm_lab.downstream.tables import chunks, read_table
 from exlm_lab.downstream.task import Task
@@ -81,7 +81,7 @@ class Request(NamedTuple):
 
     def settings(self, task: str) -> list[TuneConfig]:
         """The settings to try for a task."""
-        settings = self.recipe.spaces.get(task, Space()).settings(self.base)
+        settings = combinations(self.recipe.spaces.get(task, {}), self.base)
         if len(settings) > 1 and not self.options.grid:
             raise UserError(
                 f"the recipe {self.recipe.name} has {len(settings)} settings for {task}; add "
@@ -176,7 +176,7 @@ def parse(argv: list[str]) -> Request:
     changed = given(options, "train.")
     # An option stands above the recipe.
     spaces = {
-        task: Space({name: values for name, values in space.items() if name not in changed})
+        task: {name: values for name, values in space.items() if name not in changed}
         for task, space in recipe.spaces.items()
     }
     recipe = replace(recipe, spaces=spaces, changed=tuple(sorted(changed)) if spaces else ())

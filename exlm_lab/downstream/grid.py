@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from exlm_lab.downstream.catalogue import check_task
 from exlm_lab.downstream.settings import TuneConfig
@@ -25,13 +26,8 @@ PAPER = RECIPES / "paper.json"
 Report = Literal["median", "mean", "mean-sd"]
 
 
-class Space(dict[str, Sequence[Any]]):
-    """Values to try for one task, by setting (``TuneConfig`` says of what)."""
-
-    def settings(self, base: TuneConfig) -> list[TuneConfig]:
-        """All combinations; what is not named stays as in ``base``."""
-        combinations = itertools.product(*self.values())
-        return [replace(base, **dict(zip(self, own, strict=True))) for own in combinations]
+Space = dict[str, Annotated[list[Any], Field(min_length=1)]]
+"""Values to try for one task, by setting (``TuneConfig`` says of what)."""
 
 
 @settings()
@@ -39,12 +35,18 @@ class Tuning:
     """Settings and seeds for some tasks, and how their results are put together: a recipe."""
 
     name: str
-    spaces: dict[str, Any]
-    """By task, a ``Space``."""
+    spaces: dict[str, Space]
+    """By task."""
     seeds: tuple[Seed, ...] = ()
     report: Report = "mean-sd"
     changed: tuple[str, ...] = ()
     """Settings that were given in place of the recipe's."""
+
+
+def combinations(space: Space, base: TuneConfig) -> list[TuneConfig]:
+    """All settings of a space; what it does not name stays as in ``base``."""
+    every = itertools.product(*space.values())
+    return [replace(base, **dict(zip(space, own, strict=True))) for own in every]
 
 
 def check_seeds(name: str, seeds: tuple[int, ...]) -> None:
@@ -58,11 +60,11 @@ def _tuning(name: str, said: dict[str, Any]) -> Tuning:
     whole = {key: said.pop(key) for key in ("seeds", "report") if key in said}
     for task in said:
         check_task(task)
-    spaces = {task: Space(values or {}) for task, values in said.items()}
-    recipe = Tuning(Path(name).stem, spaces, **whole)
+    spaces = {task: values or {} for task, values in said.items()}
+    recipe = Tuning(Path(name).stem, spaces=spaces, **whole)
     check_seeds("seeds", recipe.seeds)
     for space in recipe.spaces.values():
-        space.settings(TuneConfig())  # refuses what cannot be
+        combinations(space, TuneConfig())  # refuses what cannot be
     return recipe
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from recorded_runs import small, small_stamps
 
-from exlm_lab.downstream.grid import Space
+from exlm_lab.downstream.grid import combinations
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.finetune import parse
 
@@ -51,8 +51,7 @@ def test_the_defaults_of_fine_tuning_are_the_best_of_the_search():
     tried = {
         tuple(run[name] for name in names): run["validation"] for run in stored["searched"]
     }
-    spaces = [Space(**{n: tuple(v) for n, v in space.items()}) for space in stored["spaces"]]
-    settings = {config for space in spaces for config in space.settings(TuneConfig())}
+    settings = {c for space in stored["spaces"] for c in combinations(space, TuneConfig())}
     assert tried.keys() == {tuple(getattr(c, name) for name in names) for c in settings}
     best = max(tried, key=tried.__getitem__)
     assert best == tuple(getattr(TuneConfig(), name) for name in names)

@@ -12,9 +12,9 @@ from tiny_runs import tiny_run
 
 from exlm_lab.downstream.grid import (
     TUNING,
-    Space,
     Tuning,
     best_setting,
+    combinations,
     key,
     paper_numbers,
     setting_of,
@@ -55,6 +55,10 @@ def test_recipes_have_the_seeds_and_the_rule_of_the_paper(name, report, num_seed
     [
         ("seeds: [1]\nrtee:\n  epochs: [2]\n", "rtee"),
         ("seeds: [1]\nrte:\n  epochs: [0]\n", "epochs is '0'"),
+        ("seeds: [1]\nrte:\n  epochs: 2\n", "rte.epochs is '2'; it should be a valid list"),
+        ("seeds: [1]\nrte:\n  epochs: []\n", "rte.epochs is a list"),
+        ("seeds: [1]\nrte:\n  epochs:\n", "rte.epochs is empty"),
+        ("seeds: [1]\nrte: [epochs]\n", "rte is a list"),
         ("seeds: [1, 1]\n", "seeds is [1, 1]"),
     ],
 )
@@ -65,11 +69,12 @@ def test_a_recipe_that_cannot_be_is_refused(tmp_path, text, part):
 
 
 def test_a_space_is_every_combination_once():
-    settings = Space(
-        learning_rate=(1e-5, 2e-5, 3e-5), batch_size=(16, 32), pooler_dropout=(0.0, 0.1)
-    ).settings(BASE)
+    space = {
+        "learning_rate": [1e-5, 2e-5, 3e-5], "batch_size": [16, 32], "pooler_dropout": [0.0, 0.1]
+    }  # fmt: skip
+    settings = combinations(space, BASE)
     assert len(set(settings)) == len({key(config) for config in settings}) == 3 * 2 * 2
-    assert Space().settings(BASE) == [BASE]
+    assert combinations({}, BASE) == [BASE]
 
 
 # ---- choosing and reporting ----

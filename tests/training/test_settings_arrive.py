@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from workers import make_trainer
 
 from exlm_lab.downstream.grid import TUNING as RECIPES
+from exlm_lab.downstream.grid import combinations
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, TrainConfig
 from exlm_mini.config.recipes import load_recipe
@@ -184,7 +185,7 @@ def test_recipes_of_fine_tuning_try_the_numbers_of_the_tables(recipe):
     spaces = load_recipe(recipe, RECIPES).spaces
     for task, expected in PRINTED[recipe].items():
         found = set()
-        for own in spaces[task].settings(TuneConfig()):
+        for own in combinations(spaces[task], TuneConfig()):
             fixed = own.adam_betas, own.adam_eps, own.attention_dropout
             assert fixed == ((0.9, 0.98), 1e-6, 0.1)
             schedule = own.learning_rate, own.batch_size, own.epochs, own.warmup_share
