@@ -27,6 +27,7 @@ from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
 from exlm_lab.ledger import MADE_AGAIN, StoppedError, check_identity
 from exlm_mini.data.files import read_json, write_json
+from exlm_mini.reading.runs import fine_tuning
 from exlm_mini.reading.trained import Trained
 from exlm_mini.training.console import Progress, ProgressLine, in_words
 from exlm_mini.training.processes import choose_device
@@ -165,7 +166,12 @@ def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...
 
     Raises:
         StoppedError: if it was asked to stop.
+        UserError: if there is a model of another task, or of another start.
     """
+    if ledger.model is not None and (there := fine_tuning(ledger.model)):
+        start, problem = ledger.pretrained.sha256, ledger.problem.sha256
+        identity = {"pretrained_sha256": start, "problem_sha256": problem}
+        check_identity(ledger.model, there, identity, "choose another --output")
     task, numbers = ledger.problem.task, itertools.count(1)
     num_runs = len(settings) + len(seeds) - 1
 

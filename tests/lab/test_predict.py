@@ -180,6 +180,21 @@ def test_the_model_of_the_best_seed_is_kept(tuned):
     assert task["run"].endswith(f"seed-{seed}")
 
 
+@pytest.mark.parametrize(
+    ("target", "run", "other"), [("Active", None, "problem"), ("pIC50", "molecules", "pretrained")]
+)
+def test_a_directory_holds_models_of_one_task_and_start(
+    target, run, other, tuned, runs, table, capsys
+):
+    output = tuned / "numbers"
+    before = {path: path.read_bytes() for path in output.iterdir() if path.is_file()}
+    argv = [table, "--column", "SMILES", "--target", target, "--from", run or runs / "smiles"]
+    argv += [*ONE, "--train.learning_rate", "1e-4", "--output", output]
+    assert finetune.main([str(word) for word in argv]) == 2
+    assert f"{output} was made with another {other}" in capsys.readouterr().err
+    assert all(path.read_bytes() == own for path, own in before.items())
+
+
 def test_what_cannot_be_read_is_told_and_gets_nothing(tuned, capsys):
     numbers = exlm_mini.load(tuned / "numbers")
     texts = ["CCO", "C1CC(", None, "", "[Xe][Xe]", 3, "CCN"]
