@@ -101,9 +101,12 @@ class Request(NamedTuple):
         columns, targets = tuple(options.column), tuple(options.target)
         own = Task(task, KINDS.get(options.kind), (), "", pretrained.input, columns, targets)
         cleaning = self.reading.cleaning(pretrained.tokenizer)
-        own, splits = load_table(str(options.table), parts, own, self.reading, cleaning)
-        rejected = {note["row"]: note["why"] for note in splits.notes["rejected"]}
-        tell(rejected, "row {}", "it is left out", say)
+        how = self.reading, cleaning, files
+        own, splits = load_table(str(options.table), parts, own, *how)
+        rejected = splits.notes["rejected"]
+        for table in dict.fromkeys(note["table"] for note in rejected):
+            reasons = {note["row"]: note["why"] for note in rejected if note["table"] == table}
+            tell(reasons, "row {}", f"it is left out of {table}", say)
         return make_problem(own, splits, pretrained, most)
 
 

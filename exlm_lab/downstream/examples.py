@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -43,13 +44,20 @@ PART_OF_WORD = {
 }  # fmt: skip
 """What a column that splits a table may hold."""
 AS_IT_IS = Cleaning()
+Tables = list[tuple[str, int]]
+"""The tables that rows come from, by name, and which row is the first of each."""
 
 
 # ---- targets ----
 
 
+def place(tables: Tables, row: int) -> tuple[str, int]:
+    """The table that holds a row, and the row's number there."""
+    return next((name, row - first) for name, first in reversed(tables) if first <= row)
+
+
 def encode(
-    source: str, cells_RC: np.ndarray, task: Task
+    tables: Tables, cells_RC: np.ndarray, task: Task
 ) -> tuple[Task, np.ndarray, dict[int, str]]:
     """The answers in the cells of the targets.
 
@@ -61,7 +69,7 @@ def encode(
     reasons: dict[int, str] = {}
     kinds, classes, labels = zip(
         *(
-            _encode(source, target, cells_R, task, reasons)
+            _encode(tables, target, cells_R, task, reasons)
             for target, cells_R in zip(task.targets, cells_RC.T, strict=True)
         ),
         strict=True,
@@ -69,8 +77,8 @@ def encode(
     kind: Kind = kinds[0] if len(set(kinds)) == 1 else "mixed"
     if "classes" in kinds and len(kinds) > 1:
         raise UserError(
-            f"{source}: '{task.targets[kinds.index('classes')]}' holds classes; several targets "
-            "are numbers, or 0 and 1: give it a command of its own"
+            f"{tables[0][0]}: '{task.targets[kinds.index('classes')]}' holds classes; several "
+            "targets are numbers, or 0 and 1: give it a command of its own"
         )
     labels_RC = np.stack(labels, axis=1)
     for empty in np.flatnonzero(np.isnan(labels_RC).all(axis=1)):
@@ -85,11 +93,12 @@ def encode(
 
 
 def _encode(
-    source: str, target: str, cells_R: np.ndarray, task: Task, reasons: dict[int, str]
+    tables: Tables, target: str, cells_R: np.ndarray, task: Task, reasons: dict[int, str]
 ) -> tuple[Kind, tuple[str, ...], np.ndarray]:
     """Kind, classes and labels_R of one target; what is wrong with a row goes to ``reasons``."""
     import pandas
 
+    source = tables[0][0]
     try:
         indices, different = pandas.factorize(cells_R)  # a set has millions of cells
     except TypeError:
@@ -113,6 +122,10 @@ def _encode(
     if kind == "classes" and not classes:
         classes = tuple(sorted({*words} - {""}, key=lambda word: (_number(word), word)))
         numbers = np.array([classes.index(w) if w else np.nan for w in words], float)
+        if len(classes) == 1:
+            raise UserError(
+                f"{source}: '{target}' holds only '{classes[0]}'; name another column"
+            )
     if kind != "numbers":
         is_number = np.isin(numbers, range(len(classes) if kind == "classes" else 2))
     codes = np.where(is_number, numbers, np.inf)
@@ -125,10 +138,10 @@ def _encode(
         for row in np.flatnonzero(np.isinf(labels_R))
     }
     if len(wrong) > MOST_WRONG * (~np.isnan(labels_R)).sum():
-        first, why = next(iter(wrong.items()))
+        row, why = next(iter(wrong.items()))
         raise UserError(
-            f"{source} row {first} (from 0): {why}, and {len(wrong):,} rows are like it; name "
-            "another column, or mend it"
+            f"{' row '.join(map(str, place(tables, row)))} (from 0): {why}, and {len(wrong):,} "
+            "rows are like it; name another column, or mend it"
         )
     if len(classes) > max(2, np.isfinite(labels_R).sum() / 2):
         raise UserError(
@@ -158,6 +171,7 @@ def load_table(
     task: Task,
     how: ReadingConfig,
     cleaning: Cleaning = AS_IT_IS,
+    files: Mapping[str, object] | None = None,
 ) -> tuple[Task, Splits]:
     """The examples in a table, and what is known of their task then.
 
@@ -168,9 +182,17 @@ def load_table(
         task: neither case nor blanks around the names of its columns count.
         how: the split.
         cleaning: of molecules, after the split.
+        files: that the parts were read from; without them rows are counted through all parts.
     """
+    ends = np.cumsum([0, *map(len, parts.values())]).tolist()
+    tables = [(source, 0)] * len(parts)
+    if files is not None:
+        tables = [(str(files[part]), first) for part, first in zip(parts, ends, strict=False)]
     names = [*task.columns, *task.targets]
-    places = [[find_column(source, frame, name) for name in names] for frame in parts.values()]
+    places = [
+        [find_column(table, frame, name) for name in names]
+        for (table, _), frame in zip(tables, parts.values(), strict=True)
+    ]
     pieces = [
         frame.iloc[:, own].to_numpy(object)
         for frame, own in zip(parts.values(), places, strict=True)
@@ -180,7 +202,7 @@ def load_table(
     if not len(cells_RX):
         raise UserError(f"{source} has 0 rows; give another file")
     task = task._replace(columns=tuple(names[:num_texts]), targets=tuple(names[num_texts:]))
-    task, labels, left_out = encode(source, cells_RX[:, num_texts:], task)
+    task, labels, left_out = encode(tables, cells_RX[:, num_texts:], task)
     texts = []
     is_smiles = task.input == "smiles"
     for cells_R in cells_RX[:, :num_texts].T:
@@ -192,10 +214,14 @@ def load_table(
     chosen, notes = _split(source, parts, [*map(int, rows)], texts[0], how, task.input)
     if task.kind == "classes":
         labels = np.nan_to_num(labels[:, 0], nan=-1).astype(np.int64)
+    rejected: list[dict[str, Any]] = [{"row": n, "why": left_out[n]} for n in sorted(left_out)]
+    if files is not None:
+        for note in rejected:
+            note["table"], note["row"] = place(tables, note["row"])
     notes = {
         "source": source,
         "rows": len(cells_RX),
-        "rejected": [{"row": row, "why": left_out[row]} for row in sorted(left_out)],
+        "rejected": rejected,
         "split_sha1": {name: index_sha1(own) for name, own in chosen.items()},
         "sizes": [len(part) for part in chosen.values()],
         **notes,
@@ -252,7 +278,7 @@ def _split(
     else:
         chosen = _by_column(source, parts["train"], rows, rule)
     notes = {"split": rule} if rule == "files" else {"split": rule, "scaffolds": num_scaffolds}
-    if not chosen.get("validation"):
+    if not chosen.get("validation") and "validation" not in parts:
         more, last, held_out = random_parts(chosen.pop("train"), how.split_seed)
         chosen = {"train": more + last, **chosen, "validation": held_out}
     return chosen, notes

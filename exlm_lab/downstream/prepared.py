@@ -131,6 +131,7 @@ def make_problem(
     center: Any = 0.0
     spread: Any = 1.0
     if task.is_number.any():
+        _check_known(task, named)
         labels_RC = splits.train.labels
         center = np.where(task.is_number, np.nanmean(labels_RC, 0), 0.0)
         spread = np.where(task.is_number, np.nanstd(labels_RC, 0), 1.0)
@@ -198,6 +199,17 @@ def _judge_spans(
     answers = choose_answers(questions, own, scores)
     score = squad.score_predictions(questions, *answers, na_prob_threshold=0.5)
     return {name: percent / 100 for name, percent in score.items()}
+
+
+def _check_known(task: Task, named: dict[str, Examples]) -> None:
+    """Refuse numbers that cannot be learned or scored in a part."""
+    for part, examples in named.items():
+        num_known_C = (~np.isnan(examples.labels)).sum(axis=0)
+        for c in np.flatnonzero(task.is_number & (num_known_C < 2)):
+            raise UserError(
+                f"{task.name}: '{task.classes[c]}' is known in {num_known_C[c]} of the {part} "
+                "rows, and 2 are needed; give more rows, or choose another --data.split"
+            )
 
 
 def _check_unknown(

@@ -328,6 +328,21 @@ def test_a_vocabulary_of_other_data_is_refused(pretrained):
     assert make_problem(TASK, with_train(strange), pretrained, 1.0).train.rows
 
 
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_a_number_that_a_part_hardly_knows_is_refused(pretrained, part):
+    task = Task("how long", "numbers", ("length", "size"), "r2", "smiles")
+    examples = {name: molecules(8, 0) for name in ("train", "validation")}
+    for name, own in examples.items():
+        labels_RC = np.arange(16.0).reshape(8, 2)
+        labels_RC[int(name == part) :, 1] = np.nan if name == part else 1.0
+        examples[name] = own._replace(labels=labels_RC)
+    splits = Splits(examples["train"], examples["validation"], None, {})
+    told(
+        lambda: make_problem(task, splits, pretrained),
+        f"how long: 'size' is known in 1 of the {part} rows",
+    )
+
+
 def test_the_hash_of_a_problem_names_its_data(pretrained):
     def digest(train):
         return make_problem(TASK, with_train(train), pretrained).sha256

@@ -36,7 +36,7 @@ def bace(folder, rows=None, header="smiles,Class", name="bace.csv"):
 def answers_of(name, data=None):
     """labels_RC of a set, missing ones nan."""
     source, parts, task = read(name, data)
-    return encode(source, parts["train"][[*task.targets]].to_numpy(object), task)[1]
+    return encode([(source, 0)], parts["train"][[*task.targets]].to_numpy(object), task)[1]
 
 
 def test_a_set_is_split_and_labelled(tmp_path):

@@ -122,7 +122,9 @@ CELLS = {
 def test_cells_come_back_as_written_and_say_their_kind(data, kind):
     anchor = {"labels": ["0", "1"], "numbers": ["2.5", "7"], "classes": ["red", "blue"] * 3}
     cells = data.draw(st.lists(CELLS[kind], max_size=30)) + anchor[kind]
-    task, labels_RC, reasons = encode("t", np.array(cells, dtype=object)[:, None], asked("x"))
+    task, labels_RC, reasons = encode(
+        [("t", 0)], np.array(cells, dtype=object)[:, None], asked("x")
+    )
     assert task.kind == kind
     words = ["" if cell is None else cell.strip() for cell in cells]
     if kind == "classes":
@@ -147,20 +149,20 @@ def test_cells_come_back_as_written_and_say_their_kind(data, kind):
     ],
 )
 def test_a_target_is_what_its_cells_are_or_what_is_asked_for(cells, kind, expected, classes):
-    task, *_ = encode("t", np.array(cells, dtype=object)[:, None], asked("x", kind=kind))
+    task, *_ = encode([("t", 0)], np.array(cells, dtype=object)[:, None], asked("x", kind=kind))
     assert (task.kind, task.classes) == (expected, classes)
 
 
 def test_few_wrong_cells_are_left_out_and_named_many_are_refused():
     cells = np.array([*map(str, range(2, 40)), "n/a", "inf"], dtype=object)[:, None]
-    _, labels_RC, reasons = encode("t", cells, asked("x"))
+    _, labels_RC, reasons = encode([("t", 0)], cells, asked("x"))
     assert reasons == {
         38: "'x' is 'n/a', not a number or nothing", 39: "'x' is 'inf', not a number or nothing",
     }  # fmt: skip
     assert np.isnan(labels_RC[38:]).all() and labels_RC[37] == 39
     cells[:10] = "strange"
     told(
-        lambda: encode("t", cells, asked("x", kind="numbers")),
+        lambda: encode([("t", 0)], cells, asked("x", kind="numbers")),
         "t row 0",
         "12 rows are like it",
     )
@@ -174,6 +176,7 @@ def test_few_wrong_cells_are_left_out_and_named_many_are_refused():
         ({"x": ["a", "b"] * 20, "y": [0, 1] * 20}, ("'x' holds classes", "of its own")),
         ({"x": [1, 2] * 20, "y": [""] * 40}, ("y holds no answer",)),
         ({"x": [[1]] * 40}, ("holds lists",)),
+        ({"x": ["yes", ""] * 20}, ("'x' holds only 'yes'",)),
     ],
 )
 def test_targets_that_make_no_task_are_refused(columns, parts):
@@ -241,6 +244,22 @@ def test_given_files_are_the_parts_and_validation_is_held_out_where_none_is():
     assert sorted(texts(splits.train) + texts(splits.validation)) == sorted(SMILES)
 
 
+def test_rows_of_several_files_are_named_by_file_and_row_in_it():
+    def load(test):
+        parts, files = (
+            {"train": frame_of(x=[0, 1] * 20), "test": test},
+            {"train": "a", "test": "b"},
+        )
+        task = asked("x", kind="numbers")
+        return load_table("a", parts, task, ReadingConfig(), files=files)
+
+    bad = frame_of(x=[1, 0] * 20).assign(SMILES=["C1CC(", *SMILES[1:]])
+    (note,) = load(bad)[1].notes["rejected"]
+    assert (note["table"], note["row"]) == ("b", 0) and "C1CC(" in note["why"]
+    told(lambda: load(bad.rename(columns={"x": "y"})), "b has no column 'x'", "SMILES, y")
+    told(lambda: load(frame_of(x="no")), "b row 0 (from 0): 'x' is 'no'")
+
+
 def test_without_a_word_molecules_are_split_by_scaffolds_and_text_at_random():
     _, splits = load(frame_of(x=[0, 1] * 20), asked("x"), split=None)
     rings = [{"ring" if "1" in text else "" for text in texts(part)} for part in splits[:3]]
@@ -254,3 +273,5 @@ def test_without_a_word_molecules_are_split_by_scaffolds_and_text_at_random():
 def test_a_part_without_rows_is_refused():
     told(lambda: load(frame_of(x=1.5)[:2], asked("x")), "the train part", "is empty", "2 rows")
     told(lambda: load(frame_of(x=1.5)[:0], asked("x")), "0 rows")
+    none = frame_of(x=1.5)[:0]
+    told(lambda: load(frame_of(x=1.5), asked("x"), validation=none), "the validation part")

@@ -181,7 +181,8 @@ def test_the_model_of_the_best_seed_is_kept(tuned):
 
 
 @pytest.mark.parametrize(
-    ("target", "run", "other"), [("Active", None, "problem"), ("pIC50", "molecules", "pretrained")]
+    ("target", "run", "other"),
+    [("Active", None, "problem"), ("pIC50", "molecules", "pretrained")],
 )
 def test_a_directory_holds_models_of_one_task_and_start(
     target, run, other, tuned, runs, table, capsys
