@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from exlm_lab.downstream.tables import find_column, num_rows, table_writer, told
 from exlm_mini.config.checks import Count, UserError
 from exlm_mini.config.options import Parser, command_parser, of
 from exlm_mini.data.files import whole_file
+from exlm_mini.plot import SUFFIXES
 from exlm_mini.training.console import exit_code, say
 
 MOST_DRAWN = 5000
@@ -65,13 +67,17 @@ def run(options: Any) -> None:
     from exlm_mini.reading.entries import tell
     from exlm_mini.reading.trained import load
 
-    is_array, long = options.output.suffix == ".npy", list[str]()
+    is_array, long = options.output.suffix == ".npy", dict[int, str]()
     if options.output.suffix not in (".npy", ".parquet"):
         raise UserError(
             f"--output is {options.output}; give a name that ends in .npy or .parquet"
         )
     if options.color and not options.map:
         raise UserError("--color colours the map; name its file with --map")
+    if options.map and options.map.suffix.lower() not in SUFFIXES:
+        raise UserError(
+            f"--map is {options.map}; give a name that ends in {', '.join(SUFFIXES)}"
+        )
     drawn: list[tuple[np.ndarray, Any]] = []
     model = load(options.model)
     writer: Any = table_writer(options.output)
@@ -81,7 +87,8 @@ def run(options: Any) -> None:
     with writer as write:
         for first, frame in told_chunks(options.table, "embedded"):
             column = frame.iloc[:, find_column(options.table, frame, options.column)]
-            vectors_BD, reasons = model.vectors(list(column), options.batch_size, long.append)
+            note: Any = partial(long.setdefault, first)
+            vectors_BD, reasons = model.vectors(list(column), options.batch_size, note)
             tell(reasons, "row {}", "it gets no vector", say, first)
             rows = vectors_BD.numpy()
             if options.map and first < MOST_DRAWN:
@@ -92,7 +99,7 @@ def run(options: Any) -> None:
                 rows = frame.assign(embedding=cells)
             write(rows)
     if long:
-        say(f"some rows are long: {long[0]}")
+        say("some rows from {} on are long: {}".format(*next(iter(long.items()))))
     say(f"wrote {options.output}")
     if options.map:
         draw_map(drawn, options.color, options.map)

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from exlm_lab.downstream.tables import find_column, table_writer, told_chunks
+from exlm_lab.downstream.tables import find_column, folded, table_writer, told_chunks
 from exlm_mini.config.checks import Count
 from exlm_mini.config.options import Parser, command_parser, of
 from exlm_mini.training.console import exit_code, say
@@ -47,8 +47,8 @@ def run(options: Any) -> None:
             places = [find_column(options.table, frame, name) for name in names]
             texts = list(zip(*(frame.iloc[:, p] for p in places), strict=True))
             said = model.predict(texts, options.batch_size, say, first)
-            measured = set(map(str, frame))
-            named = {n + " predicted" * (n in measured): column for n, column in said.items()}
+            measured = set(map(folded, frame))
+            named = {n + " predicted" * (folded(n) in measured): own for n, own in said.items()}
             write(frame.assign(**named))
     say(f"wrote {options.output}")
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from exlm_lab.downstream.scaffolds import PARTS, RULES, index_sha1, random_parts, split
 from exlm_lab.downstream.settings import ReadingConfig
-from exlm_lab.downstream.tables import find_column
+from exlm_lab.downstream.tables import find_column, folded
 from exlm_lab.downstream.task import Examples, Kind, Splits, Task
 from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.molecules import Cleaning
@@ -286,13 +286,13 @@ def _split(
 
 def _by_column(source: str, frame: Any, rows: list[int], name: str) -> dict[str, list[int]]:
     """Row numbers of the parts by what a column says."""
-    if name.strip().casefold() not in (str(own).strip().casefold() for own in frame):
+    if folded(name) not in map(folded, frame):
         raise UserError(
             f"data.split is '{name}', no column of {source}; "
             f"{nearest(name, [*RULES, *map(str, frame)])}"
         )
     cells = frame.iloc[:, find_column(source, frame, name)]
-    words = {row: str(cells.iloc[row]).strip().casefold() for row in rows}
+    words = {row: folded(cells.iloc[row]) for row in rows}
     if strange := sorted(set(words.values()) - PART_OF_WORD.keys()):
         raise UserError(
             f"{source}: '{name}' holds '{strange[0][:40]}'; write train, validation or test"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from exlm_lab.downstream.task import Examples, Task
+from exlm_mini.config.checks import UserError
 
 NUM_WORST, PIXELS = 6, (300, 200)
 MOST_TARGETS = 6
@@ -69,6 +70,10 @@ def draw_map(pieces: list[tuple[np.ndarray, Any]], color: str | None, path: Path
     use_book_style()
     vectors_RD = np.concatenate([vectors_BD for vectors_BD, _ in pieces])
     is_there_R = ~np.isnan(vectors_RD).any(axis=1)
+    if is_there_R.sum() < 2:
+        raise UserError(
+            f"{path} needs two rows with a vector, and there is no second; give more"
+        )
     centred_RD = vectors_RD[is_there_R] - vectors_RD[is_there_R].mean(axis=0)
     left_RC, size_C, _ = np.linalg.svd(centred_RD, full_matrices=False)
     x_R, y_R = (left_RC * size_C).T[:2]
@@ -86,7 +91,7 @@ def draw_map(pieces: list[tuple[np.ndarray, Any]], color: str | None, path: Path
                 is_it_R = (values == name).to_numpy()
                 axis.scatter(x_R[is_it_R], y_R[is_it_R], s=9, alpha=0.6, label=str(name))
             axis.legend(title=color, fontsize="small")
-    share_C = size_C**2 / (size_C**2).sum()
+    share_C = size_C**2 / ((size_C**2).sum() or 1.0)
     axis.set(
         xlabel=f"first component, {share_C[0]:.0%} of the variance",
         ylabel=f"second, {share_C[1]:.0%}",

@@ -16,7 +16,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exlm_lab.downstream.tables import read_table
+from exlm_lab.downstream.tables import folded, read_table
 from exlm_lab.downstream.task import Task, load_hub, named_entry
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
@@ -60,9 +60,9 @@ def read(name: str, data: Path | None = None) -> tuple[str, dict[str, Any], Task
     else:
         path = data if data.is_file() else named_entry(data, f"{name}.csv", f"{name}_data.csv")
         source, frame = str(path), read_table(path)
-    header = {str(own).strip().casefold(): str(own) for own in frame}
+    header = {folded(own): str(own) for own in frame}
     column = next((own for own in SMILES_COLUMNS if own in header), SMILES_COLUMNS[0])
-    labels = [str(own) for own in frame if str(own).strip().casefold() not in NOT_LABELS]
+    labels = [str(own) for own in frame if folded(own) not in NOT_LABELS]
     if benchmark.label and benchmark.label.casefold() in header:
         labels = [benchmark.label]
     if len(labels) != benchmark.num_labels:

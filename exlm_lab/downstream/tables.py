@@ -8,7 +8,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +95,17 @@ def _csv(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
 def _jsonl(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
     import pandas
 
-    start = 0
-    lines = (line for line in stream if line.strip())
-    while rows := [json.loads(line) for line in islice(lines, size)]:
-        if not all(isinstance(row, dict) for row in rows):
-            raise UserError(f"{path} must hold one JSON object a line; write it so")
-        yield pandas.DataFrame(rows, range(start, start + len(rows)), dtype=object)
+    def objects() -> Iterator[dict[str, Any]]:
+        stream.seek(0)
+        for row in (json.loads(line) for line in stream if line.strip()):
+            if not isinstance(row, dict):
+                raise UserError(f"{path} must hold one JSON object a line; write it so")
+            yield row
+
+    header = list(dict.fromkeys(chain.from_iterable(objects())))  # no line needs to have all
+    start, every = 0, objects()
+    while rows := list(islice(every, size)):
+        yield pandas.DataFrame(rows, range(start, start + len(rows)), header, object)
         start += len(rows)
 
 
@@ -108,8 +113,8 @@ def _parquet(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
     import pandas
     import pyarrow.parquet
 
-    start = 0
-    for batch in pyarrow.parquet.ParquetFile(stream).iter_batches(size):
+    start, file = 0, pyarrow.parquet.ParquetFile(stream)
+    for batch in chain([file.schema_arrow.empty_table()], file.iter_batches(size)):
         frame = batch.to_pandas(types_mapper=pandas.ArrowDtype)
         yield frame.set_axis(range(start, start + len(frame)))
         start += len(frame)
@@ -124,30 +129,52 @@ def table_writer(path: Path) -> Iterator[Callable[[Any], None]]:
     if path.suffix not in TABLES:
         raise UserError(f"--output is {path}; give a name that ends in {', '.join(TABLES)}")
     sheet: Any = None
-    with whole_file(path) as stream:
+    with whole_file(path) as stream, contextlib.ExitStack() as sheets:
 
         def write(frame: Any) -> None:
             nonlocal sheet
             if path.suffix == ".csv":
                 text = frame.to_csv(index=False, header=stream.tell() == 0)
                 stream.write(text.encode())
+            elif twice := [*map(str, frame.columns[frame.columns.duplicated()])]:
+                raise UserError(
+                    f"{path} can hold only one column '{twice[0]}'; choose another format"
+                )
             elif path.suffix == ".parquet":
-                own = pyarrow.Table.from_pandas(frame, preserve_index=False)
-                sheet = sheet or pyarrow.parquet.ParquetWriter(stream, own.schema)
-                sheet.write_table(own.cast(sheet.schema))
-            elif len(frame):
-                stream.write(frame.to_json(orient="records", lines=True).encode())
+                try:
+                    own = pyarrow.Table.from_pandas(frame, preserve_index=False)
+                    own = own.replace_schema_metadata()  # pandas cannot read all that it notes
+                    own = own.cast(sheet.schema) if sheet else own
+                except pyarrow.ArrowException as error:
+                    raise UserError(
+                        f"a column of {path} can hold only cells of one type ({error}); choose "
+                        "another format"
+                    ) from None
+                writer = pyarrow.parquet.ParquetWriter
+                sheet = sheet or sheets.enter_context(writer(stream, own.schema))
+                sheet.write_table(own)
+            else:
+                cells = frame.astype(object)
+                for row in cells.where(cells.notna(), None).to_dict("records"):
+                    stream.write(json.dumps(row, default=_plain).encode() + b"\n")
 
         yield write
-        if sheet is not None:
-            sheet.close()
+
+
+def _plain(cell: Any) -> Any:
+    """A cell that JSON has no name for."""
+    return cell.tolist() if hasattr(cell, "tolist") else str(cell)
+
+
+def folded(name: object) -> str:
+    """A name without case and blanks around it, which do not count."""
+    return str(name).strip().casefold()
 
 
 def find_column(source: object, header: Iterable[Any], name: str) -> int:
     """The place of a column in a header, the names of all; ``source`` is the table in messages."""
     header = [str(own) for own in header]
-    bare = name.strip().casefold()
-    places = [place for place, own in enumerate(header) if own.strip().casefold() == bare]
+    places = [place for place, own in enumerate(header) if folded(own) == folded(name)]
     if len(places) == 1:
         return places[0]
     if places:

@@ -1,5 +1,6 @@
 """One table path: any format, kinds of targets, splits, what is left out and what is refused."""
 
+import datetime
 import gzip
 import io
 import json
@@ -7,6 +8,7 @@ import lzma
 
 import numpy as np
 import pandas
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,13 +77,71 @@ def test_every_format_gives_the_same_task(tmp_path, suffix):
 def test_a_table_is_written_as_it_was_read_piece_by_piece(tmp_path, suffix):
     frame = frame_of(n=range(40), name=['a "b", c\n'] * 40, half=[0.1 * n for n in range(40)])
     path = write(frame, tmp_path / f"t{suffix}")
-    output = tmp_path / f"out{suffix}"
+    output = copied(path, tmp_path / f"out{suffix}")
+    pandas.testing.assert_frame_equal(read_table(output), read_table(path))
+    empty = write(frame[:0], tmp_path / f"e{suffix}")
+    header = [] if suffix == ".jsonl" else [*frame]
+    for one in (empty, copied(empty, tmp_path / f"none{suffix}")):
+        assert [*read_table(one)] == header
+
+
+def copied(path, output):
     with table_writer(output) as add:
         for piece in chunks(path, 7):
             assert len(piece) <= 7
             add(piece)
         assert not output.exists()
-    pandas.testing.assert_frame_equal(read_table(output), read_table(path))
+    return output
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_lines_keep_their_digits_and_need_not_have_all_columns(tmp_path, suffix):
+    rows = [{"a": "C", "k": 1.23456789e-12}] * 9 + [
+        {"late": "x", "a": "N"},
+        {"k": None, "a": ""},
+    ]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    output = read_table(copied(path, tmp_path / f"out{suffix}"))
+    assert [*output] == ["a", "k", "late"]
+    expected = [[row.get(name) or "" for name in output] for row in rows]
+    assert output.fillna("").to_numpy().tolist() == (
+        expected if suffix == ".jsonl" else [[*map(str, row)] for row in expected]
+    )
+
+
+def test_pandas_reads_what_is_written_of_every_type(tmp_path):
+    frame = pandas.DataFrame({"word": pandas.Categorical(["a", "b"]), "list": [[1], None]})
+    frame["day"] = pandas.array(
+        [datetime.date(2026, 1, 1), None], pandas.ArrowDtype(pyarrow.date32())
+    )
+    path = write(frame, tmp_path / "t.parquet")
+    assert pandas.read_parquet(copied(path, tmp_path / "o.parquet"))["word"].tolist() == [
+        "a",
+        "b",
+    ]
+    lines = read_table(copied(path, tmp_path / "o.jsonl")).to_dict("records")
+    assert lines[0] == {"word": "a", "list": [1], "day": "2026-01-01"}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "header", "row", "parts"),
+    [
+        (".jsonl", ["a", "a"], [1, 2], ("only one column 'a'",)),
+        (".parquet", ["a", "a"], [1, 2], ("only one column 'a'",)),
+        (".parquet", ["a"], ["x"], ("cells of one type",)),
+    ],
+)
+def test_what_a_format_cannot_hold_is_refused(tmp_path, suffix, header, row, parts):
+    output = tmp_path / f"o{suffix}"
+
+    def run():
+        with table_writer(output) as add:
+            for cells in ([1] * len(row), row):
+                add(pandas.DataFrame([cells], columns=header, dtype=object))
+
+    told(run, output, *parts)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(

@@ -125,8 +125,14 @@ def test_predict_writes_the_table_with_a_column_for_each_target(
     if "Toxic" in added:
         assert all(0 < float(said["Toxic"]) < 1 for said in after if said["Toxic"])
     if kind == "numbers":
-        assert predict.main([str(tuned / kind), str(table), "--output", str(output)]) == 0
-        for own, measured, said in zip(after, rows_of(table), rows_of(output), strict=True):
+        with_answers = tmp_path / "measured.csv"
+        pandas.read_csv(table).rename(columns={"pIC50": " PIC50 "}).to_csv(with_answers)
+        assert (
+            predict.main([str(tuned / kind), str(with_answers), "--output", str(output)]) == 0
+        )
+        for own, measured, said in zip(
+            after, rows_of(with_answers), rows_of(output), strict=True
+        ):
             assert measured.items() <= said.items()
             assert said["pIC50 predicted"] == own["pIC50"]
 
@@ -257,6 +263,16 @@ def test_every_row_gets_its_vector(suffix, runs, table, tmp_path, capsys, monkey
     np.testing.assert_allclose(np.stack(vectors), np.delete(expected, 7, 0), atol=1e-5)
 
 
+def test_long_rows_are_told_once(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tables.chunks, "__defaults__", (16,))
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(["SMILES", *["CCO"] * 20, *["C" * 90] * 20]))
+    argv = [runs / "smiles", table, "--column", "SMILES", "--output", tmp_path / "o.npy"]
+    assert embed.main([str(word) for word in argv]) == 0
+    (line,) = (one for one in capsys.readouterr().err.splitlines() if "are long" in one)
+    assert "rows from 16 on are long" in line and "such as texts[4] with 92" in line
+
+
 @pytest.mark.parametrize("color", [None, "pIC50", "Series"])
 def test_the_map_has_a_dot_for_every_row_with_a_vector(
     color, runs, table, tmp_path, monkeypatch
@@ -271,3 +287,19 @@ def test_the_map_has_a_dot_for_every_row_with_a_vector(
     dots = [group.get_offsets() for group in shown[0].axes[0].collections]
     assert len(dots) == (3 if color == "Series" else 1)
     assert sum(map(len, dots)) == len(SMILES) - 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "name", "parts"),
+    [
+        (["CCO", "C1CC("], "map.svg", ["map.svg needs two rows"]),
+        (["CCO", "CCN"], "map.xyz", ["--map is", ".png, .svg, .pdf"]),
+    ],
+)
+def test_a_map_that_cannot_be_drawn_is_refused(rows, name, parts, runs, tmp_path, capsys):
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(["SMILES", *rows]))
+    argv = [runs / "smiles", table, "--column", "SMILES", "--output", tmp_path / "o.npy"]
+    assert embed.main([str(word) for word in (*argv, "--map", tmp_path / name)]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("error") and all(part in line for part in parts)
