@@ -91,7 +91,7 @@ def best_setting(records: list[dict[str, Any]], task: Task) -> TuneConfig:
     """The setting whose run has the highest metric on the validation rows, of equals the first."""
     done = [record for record in records if "diverged" not in record]
     if not done:
-        raise UserError(f"{task.name}: every run diverged; try lower learning rates")
+        raise UserError(f"{task.name}: every run diverged; lower --train.learning_rate")
     return setting_of(max(done, key=lambda r: r["metrics"]["validation"][task.metric]))
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from exlm_lab.downstream.grid import Tuning, paper_numbers, setting_of
 from exlm_lab.downstream.runs import Result
-from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import write_atomically, write_json
 from exlm_mini.reading.trained import Trained
 
@@ -40,9 +39,7 @@ PRINTED_BESIDE = {"mnli": "mnli-mismatched", "squad_v2": "squad_v2-exact"}
 
 def task_record(result: Result, recipe: Tuning, made_with: dict[str, Any]) -> dict[str, Any]:
     """Everything about one task, JSON-able; ``scores`` has every metric of every seed."""
-    name, runs = result.task.name, [run for run in result.runs if "diverged" not in run]
-    if not runs:
-        raise UserError(f"{name}: every run diverged; lower --train.learning_rate")
+    runs = [run for run in result.runs if "diverged" not in run]
     parts = runs[0]["metrics"]
     # The seed of the search is also one of the reported seeds.
     every = {(setting_of(run), run["seed"]): run for run in [*result.searched, *result.runs]}

@@ -166,7 +166,8 @@ def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...
 
     Raises:
         StoppedError: if it was asked to stop.
-        UserError: if there is a model of another task, or of another start.
+        UserError: if there is a model of another task, or of another start, or if the runs of
+            every setting or every seed diverged.
     """
     if ledger.model is not None and (there := fine_tuning(ledger.model)):
         start, problem = ledger.pretrained.sha256, ledger.problem.sha256
@@ -187,6 +188,7 @@ def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...
     chosen = best_setting(searched, task) if searched else settings[0]
     runs = [record for record in searched if setting_of(record) == chosen]
     runs += [run(chosen, seed) for seed in seeds[len(runs) :]]
+    best_setting(runs, task)  # refuses it if all diverged
     return Result(task, chosen, runs, searched, ledger.problem.notes)
 
 

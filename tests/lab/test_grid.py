@@ -135,7 +135,6 @@ def test_a_record_reports_the_test_and_keeps_everything_else():
     assert record["scores"]["validation"] == {"accuracy": [0.7, 0.9]}
     assert record["seconds"] == 4.0, "a run that was searched with and reported counts once"
     json.dumps(record, allow_nan=False)
-    told(lambda: task_record(result([diverged(1e-5)]), recipe, {}), "which", "learning_rate")
 
 
 def tuned_on(task, recipe, scores=None):

@@ -230,10 +230,15 @@ def test_what_is_no_fine_tuned_model_is_said(runs, table, tmp_path, capsys):
         (["--column", "SMILES", "--target", "pIC5"], ["no column 'pIC5'", "it has"]),
         (["--column", "SMILES", "--target", "pIC50", "--task", "bbbp"], ["--task is for"]),
         (["--column", "SMILES", "--target", "pIC50", "Series"], ["'Series' holds classes"]),
+        (
+            ["--column", "SMILES", "--target", "pIC50", *ONE, "--train.learning_rate", "1e30"],
+            ["mine: every run diverged", "--train.learning_rate"],
+        ),
     ],
 )
-def test_mistakes_are_one_line(argv, parts, runs, table, capsys):
-    assert finetune.main([str(table), *argv, "--from", str(runs / "smiles")]) == 2
+def test_mistakes_are_one_line(argv, parts, runs, table, tmp_path, capsys):
+    argv = [table, *argv, "--from", runs / "smiles", "--output", tmp_path / "out"]
+    assert finetune.main([str(word) for word in argv]) == 2
     (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("error")]
     for part in parts:
         assert part in line
