@@ -331,14 +331,13 @@ _ = ax.legend(unique.values(), unique, fontsize=8)
 # %% [markdown]
 # States with equal edges end where the MLM does, or a little behind it. So does the
 # published transition matrix, which leaves all but one of them unused. Fixed chains
-# in spans save some bits, learned edges save most, and ExLM ends below the MLM of
-# equal cost by half a bit of ten in every seed ({numref}`fig-pays`). That is a
-# fifth of the prize, which is 2.8 bits after this longer training. Links win 0.8
+# in spans save some bits, learned edges more, and ExLM ends below the MLM of equal
+# cost in every seed, by half a bit of ten on average ({numref}`fig-pays`). That is
+# a sixth of the prize, which is 2.8 bits after this longer training. Links win 0.7
 # bits, but 0.3 of them are lost again: a step of ExLM costs more, it got fewer of
-# them, and one by one its symbols are predicted worse. **Three of the five planned
-# seeds are done**; {ref}`all-sweeps` has the verdicts so far. A
-# {ref}`pilot <plan-changes>`, which chose the settings, won as much after shorter
-# training.
+# them, and one by one its symbols are predicted worse. All five planned seeds are
+# done; {ref}`all-sweeps` has the verdicts. A {ref}`pilot <plan-changes>`, which
+# chose the settings, won as much after shorter training.
 #
 # What does half a bit change? Let both models fill in 1,024 molecules, and count
 # those that a chemist's program, RDKit, can read. *At once* fills along the best
@@ -356,27 +355,28 @@ for arm in ("mlm", "exlm"):
     shares = [links.loc[arm, f"readable_{way}"].mean() for way in WAYS.values()]
     print(f"{ARMS[arm]:24}" + "".join(f"{100 * share:18.0f}" for share in shares))
 
-# %% mystnb={"code_prompt_show": "Checked: the prize with the paper's masks is a tenth of that with spans; in every seed ExLM is 0.4 bits below MLM, and learned edges in spans are the best of the five; which states are in use; in turn more molecules can be read; the one run of the recipe"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: the prize with the paper's masks is a tenth of that with spans; in every seed ExLM is a quarter of a bit below MLM or more, and learned edges in spans are the best of the five; which states are in use; in turn more molecules can be read; the one run of the recipe"} tags=["hide-cell", "check"]
 prizes = {name: trunk["joint"] - trunk["in_turn"] for name, trunk in trunks.items()}
-assert prizes["random"] < 0.15 * min(prizes[n] for n in (1, 2, 3))
+assert prizes["random"] < 0.15 * min(prizes[n] for n in (1, 2, 3))  # the pilot's
 together, used = links["together_bits"], links["clones_used"]
 won = together["mlm"] - together["exlm"]
-assert len(won) == 3 and won.between(0.4, 0.7).all()
-assert (won / (links["prize_bits"]["mlm"])).between(0.15, 0.25).all()
-assert all(len(together[arm]) == 3 for arm in ARMS)
+assert len(won) == 5 and won.between(0.25, 0.6).all() and 0.45 < won.mean() < 0.55
+assert 5.5 < links["prize_bits"]["mlm"].mean() / won.mean() < 6.5
+assert all(len(together[arm]) == 5 for arm in ARMS)
 for arm in ("uniform", "gated"):
     assert (together[arm] - together["mlm"]).between(-0.1, 0.3).all()
 for better, worse in (("exlm", "chains"), ("chains", "mlm")):
-    assert ((together[worse] - together[better]) > 0.1).all()
-assert used["gated"].max() < 1.01
-assert used["exlm"].min() > 3.9 and used["uniform"].min() > 3.9
+    assert (together[worse] > together[better]).all()
+    assert together[worse].mean() - together[better].mean() > 0.15
+assert used["gated"].max() < 1.1
+assert used["exlm"].min() > 3.8 and used["uniform"].min() > 3.9
 for seed in won.index:
     mlm, exlm = (links.loc[(arm, seed)] for arm in ("mlm", "exlm"))
     once, best = mlm["readable_at_once"], exlm["readable_at_once_best_of_16"]
     assert once < best < exlm["readable_in_turn"] < mlm["readable_in_turn"]
 assert round(links["prize_bits"]["mlm"].mean(), 1) == 2.8
 means = links.loc["exlm"].mean(numeric_only=True)
-assert round(means["at_once_bits"] - means["together_bits"], 1) == 0.8
+assert round(means["at_once_bits"] - means["together_bits"], 1) == 0.7
 assert round(means["at_once_bits"] - together["mlm"].mean(), 1) == 0.3
 one_run = {run["rate"]: run["joint"] for run in pilot["one_run"]["runs"]}
 recipe = [bits for rate, bits in one_run.items() if rate.endswith(": the recipe")]
