@@ -1,1 +1,1 @@
-"""Time and memory of the alignment, the emission, whole training steps and the data."""
+"""Time and memory of the alignment, and of whole training steps."""

@@ -55,9 +55,10 @@ def _scores(
     learned_RF, asked_RF = features
     num_rows = asked_RF.shape[0]
     if task.kind == "classes":
-        scores_RC = np.zeros((num_rows, len(task.classes)))
-        classifier.fit(learned_RF, labels)
-        scores_RC[:, classifier.classes_] = classifier.predict_proba(asked_RF)
+        scores_RC, seen = np.zeros((num_rows, len(task.classes))), np.unique(labels)
+        scores_RC[:, seen] = 1.0
+        if len(seen) > 1:  # a logistic regression does not learn of one class
+            scores_RC[:, seen] = classifier.fit(learned_RF, labels).predict_proba(asked_RF)
         return scores_RC
     columns = []
     for is_number, labels_R in zip(task.is_number, labels.T, strict=True):

@@ -7,6 +7,7 @@ import contextlib
 import csv
 import io
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -71,6 +72,7 @@ def read_table(path: Path) -> Any:
 def _csv(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
     import pandas
 
+    csv.field_size_limit(sys.maxsize)
     with io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
         filled = filter(None, csv.reader(text, strict=True))
         header = next(filled, [])

@@ -1,5 +1,6 @@
 """One table path: any format, kinds of targets, splits, what is left out and what is refused."""
 
+import csv
 import datetime
 import gzip
 import io
@@ -14,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import told
 
+from exlm_lab.downstream.baselines import baselines
 from exlm_lab.downstream.examples import encode, load_table
 from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.tables import chunks, find_column, read_table, table_writer
-from exlm_lab.downstream.task import Task
+from exlm_lab.downstream.task import Examples, Task
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 SMILES = ["C" * n + ring for n in range(1, 11) for ring in ("C1CC1", "c1ccccc1", "O", "N")]
@@ -161,6 +163,12 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, name, text, parts):
     path = tmp_path / name
     path.write_text(text)
     told(lambda: read_table(path), path, *parts)
+
+
+def test_a_cell_may_hold_a_book(tmp_path):
+    csv.field_size_limit(2**17)  # Python's own
+    path = write(frame_of(book=["word " * 2**15] * 40), tmp_path / "t.csv")
+    assert len(read_table(path)["book"][0]) == 5 * 2**15
 
 
 def test_a_column_is_known_in_any_case_and_once():
@@ -335,3 +343,15 @@ def test_a_part_without_rows_is_refused():
     told(lambda: load(frame_of(x=1.5)[:0], asked("x")), "0 rows")
     none = frame_of(x=1.5)[:0]
     told(lambda: load(frame_of(x=1.5), asked("x"), validation=none), "the validation part")
+
+
+# ---- baselines ----
+
+
+@pytest.mark.parametrize("input", ["smiles", "text"])
+def test_baselines_that_learn_of_one_class_always_say_it(input):
+    task = Task("mine", "classes", ("no", "yes"), "accuracy", input)
+    train = Examples([("CCO",), ("CCN",)], np.array([1, 1]))
+    test = Examples([("CCO",), ("CCC",), ("CO",)], np.array([0, 1, 1]))
+    for each in baselines(task, train, test, (1,)).values():
+        assert [one["accuracy"] for one in each] == [2 / 3]
