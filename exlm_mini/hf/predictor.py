@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
@@ -152,7 +153,7 @@ def load_predictor(path: str | Path, device: str = "cpu") -> Predictor:
     if task["kind"] == "span":
         raise UserError(f"{path} answers questions; open it with pipeline of transformers")
     logging.disable_progress_bar()
-    with reading(path, "restore it from a copy, or fine-tune again"):
+    with reading(path, "restore it from a copy, or fine-tune again", SafetensorError):
         model: Any = AutoModelForSequenceClassification.from_pretrained(path)
         tokenizer = AutoTokenizer.from_pretrained(path)
     return Predictor(path, task, model.to(choose_device(device)).eval(), tokenizer)

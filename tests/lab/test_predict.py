@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import re
+import shutil
 
 import numpy as np
 import pandas
@@ -215,6 +217,16 @@ def test_what_cannot_be_read_is_told_and_gets_nothing(tuned, capsys):
     assert numbers.predict([])["pIC50"].shape == (0,)
     assert exlm_mini.load(tuned / "classes").predict(["C1CC("])["Series"][0] is None
     told(lambda: exlm_mini.load(tuned / "pair").predict([("one",)]), "1 texts", "trained on 2")
+
+
+@pytest.mark.parametrize("size", [None, 2, 2000])
+def test_damaged_weights_are_said(size, tuned, table, tmp_path, capsys):
+    model = shutil.copytree(tuned / "numbers", tmp_path / "model")
+    weights = model / "model.safetensors"
+    weights.unlink() if size is None else os.truncate(weights, size)
+    assert predict.main([str(model), str(table), "--output", str(tmp_path / "x.csv")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"cannot read {model}" in line and "fine-tune again" in line
 
 
 def test_what_is_no_fine_tuned_model_is_said(runs, table, tmp_path, capsys):
