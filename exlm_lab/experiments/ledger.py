@@ -147,11 +147,12 @@ class SweepLedger(NamedTuple):
 
 def _short(record: dict[str, Any]) -> Record:
     """A record whose numbers have few digits."""
-    for name, value in record["metrics"].items():
-        if not math.isfinite(value):
-            raise UserError(
-                f"{name} is {value}, so the run is not recorded: its training went wrong; lower "
-                "the learning rate of its recipe"
-            )
+    for numbers in (record["metrics"], *record["curve"]):
+        for name, value in numbers.items():
+            if not math.isfinite(value):
+                raise UserError(
+                    f"{name} is {value}, so the run is not recorded: its training went wrong; "
+                    "lower the learning rate of its recipe"
+                )
     text = json.dumps(record, allow_nan=False)
     return json.loads(text, parse_float=lambda number: float(f"{float(number):.{DIGITS}g}"))

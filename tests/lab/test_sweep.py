@@ -305,15 +305,6 @@ def test_a_record_of_other_settings_is_refused(tmp_path):
         told(lambda ledger=ledger: ledger.record(MLM, 1), tmp_path / name, f"another {name}")
 
 
-def ledger_of_a_run(tmp_path, monkeypatch, bits):
-    """A ledger whose runner trains nothing and measures these bits."""
-    runner = Runner(tmp_path / "work")
-    trained = {"curve": [], "parameters": 1, "steps": 1, "tokens": 1, "seconds": 2.0}
-    monkeypatch.setattr(runner, "train", lambda *_: trained)
-    monkeypatch.setattr(runner, "measure", lambda *_: {"bits_per_mask": bits})
-    return SweepLedger(tmp_path, "ablations", runner)
-
-
 # ---- records of many runs in one file ----
 
 
@@ -339,7 +330,12 @@ def test_collected_records_are_those_that_were_made_each_once(tmp_path, capsys):
     assert len(lines) == 5 and json.loads(lines[-1])["seed"] == 10
 
 
-def test_numbers_that_are_none_are_no_result(tmp_path, monkeypatch):
-    ledger = ledger_of_a_run(tmp_path, monkeypatch, math.nan)
-    told(lambda: ledger.run(MLM, 1), "bits_per_mask is nan", "not recorded")
+@pytest.mark.parametrize(("bits", "before"), [(math.nan, 2.0), (2.0, math.inf)])
+def test_numbers_that_are_none_are_no_result(tmp_path, monkeypatch, bits, before):
+    runner, curve = Runner(tmp_path / "work"), [{"step": 1, "bits_per_mask": before}]
+    trained = {"curve": curve, "parameters": 1, "steps": 1, "tokens": 1, "seconds": 2.0}
+    monkeypatch.setattr(runner, "train", lambda *_: trained)
+    monkeypatch.setattr(runner, "measure", lambda *_: {"bits_per_mask": bits})
+    ledger = SweepLedger(tmp_path, "ablations", runner)
+    told(lambda: ledger.run(MLM, 1), f"bits_per_mask is {bits + before - 2}", "not recorded")
     assert not ledger.path(MLM, 1).exists()
