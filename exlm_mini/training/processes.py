@@ -68,9 +68,12 @@ def has_bf16(gpu: torch.device) -> bool:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; ``auto`` is the GPU if there is one."""
+    """The device of that name; ``auto`` is the GPU if there is one.
+
+    On a GPU attention does not use cuDNN from then on, in the whole process.
+    """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
         raise UserError(f"the device is '{name}'; known: auto, cpu, cuda, cuda:N")
     device = torch.device(name)
@@ -78,6 +81,10 @@ def choose_device(name: str) -> torch.device:
         raise UserError(
             f"the device is {name}, but torch sees {torch.cuda.device_count()} GPUs; use cpu"
         )
+    if device.type == "cuda":
+        # For a padded batch of a new shape cuDNN builds a plan, which takes about as long as a
+        # step; the other kernels take any shape.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
 
@@ -97,10 +104,6 @@ class Engine:
         self.world_size = 1 if group is None else group.size()
         """How many processes there are."""
         self._scorer: Any = None
-        if device.type == "cuda":
-            # For a padded batch of a new shape cuDNN builds a plan, which takes about as long as
-            # a step; the other kernels take any shape.
-            torch.backends.cuda.enable_cudnn_sdp(False)
 
     @property
     def is_main(self) -> bool:

@@ -79,13 +79,14 @@ def test_batches_that_cannot_be_spread_are_refused(train, num_processes, words):
 # ---- batches of any shape on a GPU ----
 
 
-def test_attention_on_a_gpu_needs_no_plan_for_a_new_shape():
+def test_attention_on_a_gpu_needs_no_plan_for_a_new_shape(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     before = torch.backends.cuda.cudnn_sdp_enabled()
     try:
         torch.backends.cuda.enable_cudnn_sdp(True)
-        Engine(CPU)
+        assert processes.choose_device("cpu") == CPU
         assert torch.backends.cuda.cudnn_sdp_enabled()
-        Engine(torch.device("cuda"))
+        assert processes.choose_device("cuda") == torch.device("cuda")
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
