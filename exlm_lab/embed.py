@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from exlm_lab.downstream.figure import draw_map
-from exlm_lab.downstream.tables import find_column, num_rows, table_writer, told_chunks
+from exlm_lab.downstream.tables import find_column, num_rows, progressing_chunks, table_writer
 from exlm_mini.config.checks import Count, UserError
 from exlm_mini.config.options import Parser, command_parser, of
 from exlm_mini.data.files import whole_file
@@ -85,7 +85,7 @@ def run(options: Any) -> None:
         shape = num_rows(options.table), model.config.model.shape.width
         writer = _npy(options.output, *shape)
     with writer as write:
-        for first, frame in told_chunks(options.table, "embedded"):
+        for first, frame in progressing_chunks(options.table, "embedded"):
             column = frame.iloc[:, find_column(options.table, frame, options.column)]
             note: Any = partial(long.setdefault, first)
             vectors_BD, reasons = model.vectors(list(column), options.batch_size, note)

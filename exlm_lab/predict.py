@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from exlm_lab.downstream.tables import find_column, folded, table_writer, told_chunks
+from exlm_lab.downstream.tables import find_column, folded, progressing_chunks, table_writer
 from exlm_mini.config.checks import Count
 from exlm_mini.config.options import Parser, command_parser, of
 from exlm_mini.training.console import exit_code, say
@@ -43,7 +43,7 @@ def run(options: Any) -> None:
     model = load_predictor(options.model, options.device)
     names = options.column or model.task["columns"]
     with table_writer(options.output) as write:
-        for first, frame in told_chunks(options.table, "predicted"):
+        for first, frame in progressing_chunks(options.table, "predicted"):
             places = [find_column(options.table, frame, name) for name in names]
             texts = list(zip(*(frame.iloc[:, p] for p in places), strict=True))
             said = model.predict(texts, options.batch_size, say, first)

@@ -93,8 +93,8 @@ def forward_and_backward(function: LogLikelihood, graph: Graph) -> tuple[Tensor,
     log_likelihood_B = function(scores[0], scores[1], *graph[2:])
     B = len(graph.num_targets_B)
     if log_likelihood_B.shape != (B,):
-        got = tuple(log_likelihood_B.shape)
-        raise ValueError(f"it must return one log-likelihood per row, ({B},), not {got}")
+        shape = tuple(log_likelihood_B.shape)
+        raise ValueError(f"it must return one log-likelihood per row, ({B},), not {shape}")
     return log_likelihood_B.detach(), *torch.autograd.grad(log_likelihood_B.sum(), scores)
 
 
@@ -127,8 +127,8 @@ def judged(graph: Graph) -> tuple[Tensor, ...]:
 def errors(ours: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> dict[str, float | None]:
     """``relative_error`` of likelihood and gradients in the first row; None where infinite."""
     pairs = zip(QUANTITIES, ours, exact, strict=True)
-    found = {name: relative_error(mine[:1], theirs) for name, mine, theirs in pairs}
-    return {name: error if math.isfinite(error) else None for name, error in found.items()}
+    off = {name: relative_error(mine[:1], theirs) for name, mine, theirs in pairs}
+    return {name: error if math.isfinite(error) else None for name, error in off.items()}
 
 
 def backends(

@@ -129,8 +129,8 @@ class TuningLedger:
             reached = tuned.metrics["validation"][self.problem.task.metric]
             name = self._name(config, seed)
             save_model(self.model, tuned.model, self.pretrained, self.problem, name, reached)
-        kept = {name: value for name, value in tuned._asdict().items() if name != "model"}
-        return {**kept, "device": str(choose_device(self.device))}
+        numbers = {name: value for name, value in tuned._asdict().items() if name != "model"}
+        return {**numbers, "device": str(choose_device(self.device))}
 
     def _name(self, config: TuneConfig, seed: int) -> str:
         return f"{self.problem.task.name}/{key(config)}/seed-{seed}"

@@ -52,7 +52,7 @@ def num_rows(path: Path) -> int:
     return sum(map(len, chunks(path)))
 
 
-def told_chunks(path: Path, what: str) -> Iterator[tuple[int, Any]]:
+def progressing_chunks(path: Path, what: str) -> Iterator[tuple[int, Any]]:
     """``chunks`` with the number of the first row of each, and their progress on stderr."""
     done = 0
     with ProgressLine("rows", num_rows(path)) as line:
