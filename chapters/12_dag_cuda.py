@@ -945,19 +945,16 @@ for comment, name in wounded.items() if has_native else ():
 #
 # ## How fast, on a GPU
 #
-# Forward and backward together have to read the edges twice, write a gradient of
-# $L^2$ numbers, and read and write the emissions: at the shape of Appendix I.4, 64
-# rows, 67 MB. Every edge inside the cone is multiplied three times for each target,
-# 384 million multiply-adds. By the data sheet of the NVIDIA H100 (3.35 TB and 67
-# trillion operations per second) neither takes more than 20 µs. But a sweep of this
-# shape meets two hundred barriers one after the other, with little to do between
-# them, so one may expect them to decide how long it takes.
-#
-# They do. The table has recorded medians in milliseconds. *Kernels* are ours alone,
-# replayed from a CUDA graph; the next columns include what Python and PyTorch add.
-# *Plain* is 150 lines of CUDA written for the comparison, one block for each row
-# and direction, in log space. DA-Transformer's kernels have four configurations of
-# their forward pass, of which its code uses the first.
+# At the shape of Appendix I.4, 64 rows, forward and backward together have to move
+# 67 MB and to do 384 million multiply-adds. By the data sheet of the NVIDIA H100
+# (3.35 TB and 67 trillion operations per second) neither takes more than 20 µs. But
+# a sweep of this shape meets two hundred barriers one after the other, with little
+# to do between them, and they decide how long it takes. The table has recorded
+# medians in milliseconds: *kernels* are ours alone, replayed from a CUDA graph; the
+# next columns include what Python and PyTorch add. *Plain* is 150 lines of CUDA
+# written for the comparison, one block for each row and direction, in log space.
+# DA-Transformer's kernels have four configurations of their forward pass; its code
+# uses the first.
 
 # %% tags=["remove-input"]
 import pandas as pd
@@ -986,22 +983,20 @@ table.set_index("B, M, L").round(2)
 # %% [markdown]
 # With 8 rows the kernels take three quarters as long as with 64: they wait. At the
 # paper's shape they are seven times as fast as DA-Transformer's best configuration,
-# and three times with everything around them; around a few small graphs, the half
-# millisecond that an operator of PyTorch costs in Python outweighs that. With 1,400
-# short rows, a batch of molecules, ours are the slower ones. A thread of the sweep
-# needs 250 registers, so a multiprocessor holds one block at a time, and 2,800
-# blocks queue for 132 places.
+# three times with everything around them; around small graphs the half millisecond
+# that an operator costs in Python outweighs that. With 1,400 short rows, a batch of
+# molecules, ours are slower: a thread of the sweep needs 250 registers, so a
+# multiprocessor holds one block at a time, and 2,800 queue for 132 places.
 #
-# The plain kernel is instructive. It takes twice as long as ours in the kernels at
-# the paper's shape, four times at 1,024 states, and half as long on the molecules.
-# What it gives up is exactness: like DA-Transformer's it adds logarithms in
-# float32, and its gradients are off by up to 4 in 10,000 of the largest, ours by
-# less than one in a million. Another one of 200 lines starts a grid for each target
-# and keeps an exponent for each state: it is nearly as exact as ours, as fast at
-# 1,024 states, five times as fast on the molecules, and 2.6 times as slow at the
-# paper's shape. And in a training step it hardly matters which one runs: in the
-# paper's molecular model the programme takes less than a hundredth of the step
-# ({ref}`chap-full-runs`).
+# The plain kernel takes twice as long as ours at the paper's shape, four times at
+# 1,024 states, and half as long on the molecules. It adds logarithms in float32, as
+# DA-Transformer's do, and its gradients are off by up to 4 in 10,000 of the
+# largest, ours by less than one in a million. Another one, of 200 lines, starts a
+# grid for each target and keeps an exponent for each state. It is nearly as exact
+# as ours, as fast at 1,024 states, five times as fast on the molecules, and 2.6
+# times as slow at the paper's shape. In a training step it hardly matters which one
+# runs: in the paper's molecular model the programme takes less than a hundredth of
+# it ({ref}`chap-full-runs`).
 #
 # ## In a model of your own
 #
@@ -1029,10 +1024,9 @@ print(*(f"{nats:.1f}" for nats in loss_B), "nats")
 
 # %% [markdown]
 # `torch_dag_loss` has the name, arguments and sign of the function in
-# DA-Transformer's repository, so that one import replaces the other. The recorded
-# times of both were measured in one process on one thread (`python -m
-# exlm_lab.bench dag --extra-backend PATH`, with the path of a checkout). They
-# compare with that function, which is PyTorch, on a CPU:
+# DA-Transformer's repository, so that one import replaces the other. Here are times
+# of both on one thread of a CPU, recorded by `python -m exlm_lab.bench dag
+# --extra-backend PATH`:
 
 # %% tags=["remove-input"]
 records = json.loads(Path("../book/results/bench-drop-in.json").read_text())
@@ -1163,8 +1157,8 @@ assert (
 # - Compiled on first use, the backend is an operator of PyTorch with gradients,
 #   shapes and a place in compiled graphs, and gives the same bits for any number of
 #   threads.
-# - Independent work becomes blocks, dependent work a staircase of warps. The same
-#   source runs on a CPU as fibers, where missing barriers show.
+# - Independent work becomes blocks, dependent work a staircase of warps. Fibers run
+#   the same source on a CPU, where missing barriers show.
 #
 # ## Exercises
 #
