@@ -989,14 +989,14 @@ table.set_index("B, M, L").round(2)
 # multiprocessor holds one block at a time, and 2,800 queue for 132 places.
 #
 # The plain kernel takes twice as long as ours at the paper's shape, four times at
-# 1,024 states, and half as long on the molecules. It adds logarithms in float32, as
-# DA-Transformer's do, and its gradients are off by up to 4 in 10,000 of the
-# largest, ours by less than one in a million. Another one, of 200 lines, starts a
-# grid for each target and keeps an exponent for each state. It is nearly as exact
-# as ours, as fast at 1,024 states, five times as fast on the molecules, and 2.6
-# times as slow at the paper's shape. In a training step it hardly matters which one
-# runs: in the paper's molecular model the programme takes less than a hundredth of
-# it ({ref}`chap-full-runs`).
+# 1,024 states, half as long on the molecules, and its gradients, from logarithms in
+# float32 as DA-Transformer's, are off by up to 4 in 10,000 of the largest, ours by
+# less than one in a million. Another one, of 200 lines, starts a grid for each
+# target and keeps an exponent for each state: nearly as exact as ours, as fast at
+# 1,024 states, five times as fast on the molecules, 2.6 times as slow at the
+# paper's shape. In a training step it hardly matters which one runs: in the paper's
+# molecular model the programme takes less than a hundredth of it
+# ({ref}`chap-full-runs`).
 #
 # ## In a model of your own
 #
