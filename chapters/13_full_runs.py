@@ -446,9 +446,9 @@ for device, record in recorded:
 # The H100 is far from what it can do. Its speed here is that of one step repeated;
 # the kernels of the encoder are busy for less than half of that time, and Python
 # takes the rest to start them. In the first steps of a run, whose batches all
-# differ in shape, a step took two to four times as long: memory was asked for anew,
-# and cuDNN's attention prepares itself for every new shape. `pretrain` now avoids
-# both. One micro-batch of 64,000 tokens in place of four
+# differ in shape, a step took two to four times as long; most likely memory was
+# asked for anew, and cuDNN's attention prepared itself for every new shape.
+# `pretrain` now avoids both. One micro-batch of 64,000 tokens in place of four
 # (`train.micro_batch_tokens`) starts fewer kernels and made the steps of a run
 # twice as fast, at 22 GiB. Where the time of the repeated step goes, in
 # milliseconds:

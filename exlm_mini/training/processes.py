@@ -82,8 +82,7 @@ def choose_device(name: str) -> torch.device:
             f"the device is {name}, but torch sees {torch.cuda.device_count()} GPUs; use cpu"
         )
     if device.type == "cuda":
-        # For a padded batch of a new shape cuDNN builds a plan, which takes about as long as a
-        # step; the other kernels take any shape.
+        # cuDNN builds a plan for each new shape of a padded batch; other kernels take any shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
