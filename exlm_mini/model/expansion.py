@@ -1,6 +1,6 @@
 """States expansion: each [MASK] becomes k states, and the states become a graph (§4.2).
 
-Shapes: B rows, N input tokens, T expanded tokens, L states, M targets.
+Shapes: B rows, N input tokens, T expanded tokens, L states, M targets, k states of a mask.
 
 The dynamic programme runs over the states alone, so this stage also records where each state is in
 the expanded sequence and which targets the graph must spell.
@@ -40,6 +40,10 @@ class StateGraph(NamedTuple):
     """int64, clone index 1..k of each state; 0 for an unexpanded boundary and beyond."""
     num_states_B: Tensor
     """int64."""
+    state_BMk: Tensor
+    """int64, the states of each target in order; 0 where ``is_own_BMk`` is false."""
+    is_own_BMk: Tensor
+    """bool, false beyond the states of a target: an unexpanded boundary has one."""
     target_ids_BM: Tensor
     """int64, tokens at the expanded positions, in order; ``pad`` beyond ``num_targets_B``."""
     is_boundary_BM: Tensor
@@ -143,11 +147,17 @@ def expand_masks(
     place_BL, num_states_B = _leading(is_state_BT)
     is_state_BL = is_state_BT.gather(1, place_BL)
     owner_BL = rank_BN.gather(1, expanded.position_BT.gather(1, place_BL))
+    clone_k = torch.arange(states_per_mask, device=masked_ids_BN.device)
+    num_own_BM = copies_BN.gather(1, target_place_BM).masked_fill(~is_target_BM, 0)
+    is_own_BMk = clone_k < num_own_BM.unsqueeze(2)
+    state_BMk = (num_own_BM.cumsum(dim=1) - num_own_BM).unsqueeze(2) + clone_k
     graph = StateGraph(
         place_BL.masked_fill(~is_state_BL, 0),
         owner_BL.masked_fill(~is_state_BL, 0),
         expanded.clone_BT.gather(1, place_BL).masked_fill(~is_state_BL, 0),
         num_states_B,
+        state_BMk.masked_fill(~is_own_BMk, 0),
+        is_own_BMk,
         token_ids_BN.gather(1, target_place_BM).masked_fill(~is_target_BM, special_ids.pad),
         is_boundary_BN.gather(1, target_place_BM),
         num_targets_B,

@@ -1,6 +1,7 @@
 """Training objectives: masked language modelling (§2) and states alignment (§4.3).
 
-Shapes: B rows, M targets, L states, S masked tokens of a whole batch, V vocabulary.
+Shapes: B rows, M targets, L states, k states of a mask, S masked tokens of a whole batch,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -83,18 +84,12 @@ def log_likelihood(
 
 def _ctc_log_likelihood(scores: StateScores) -> Tensor:
     """CTC of each target over its own k states, (B, M); meaningless where unscored."""
-    graph, k = scores.graph, scores.states_per_mask
+    graph = scores.graph
     assert scores.log_blank_BL is not None  # only where states are not linked
-    B, M, L = scores.log_emission_BML.shape
-    target_M = torch.arange(M, device=graph.owner_BL.device)
-    # Beyond the states of a row owner_BL is 0: move those after every target.
-    owner_BL = graph.owner_BL.masked_fill(~graph.is_state_BL, M)
-    first_BM = (owner_BL.unsqueeze(1) < target_M[:, None]).sum(dim=2)
-    own_BMk = (first_BM.unsqueeze(2) + torch.arange(k, device=first_BM.device)).clamp(max=L - 1)
-    log_target_BMk = scores.log_emission_BML.gather(2, own_BMk)
-    log_blank_BML = scores.log_blank_BL.unsqueeze(1).expand(B, M, L)
+    log_target_BMk = scores.log_emission_BML.gather(2, graph.state_BMk)
+    log_blank_BML = scores.log_blank_BL.unsqueeze(1).expand_as(scores.log_emission_BML)
     return run_log_likelihood(
-        log_target_BMk, log_blank_BML.gather(2, own_BMk), scores.is_blank_BM
+        log_target_BMk, log_blank_BML.gather(2, graph.state_BMk), scores.is_blank_BM
     )
 
 

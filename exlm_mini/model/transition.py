@@ -1,8 +1,8 @@
 """The transition matrix E: the probability that a path goes from one state to another (§4.2).
 
-Shapes: B rows, L states, D width, H heads. ``log_transition_BLL[b, v, u]`` is the log-probability
-of the edge v -> u. It is -inf unless v < u and both are states; each row of E with a successor sums
-to one.
+Shapes: B rows, L states, M targets, k states of a mask, D width, H heads.
+``log_transition_BLL[b, v, u]`` is the log-probability of the edge v -> u. It is -inf unless v < u
+and both are states; each row of E with a successor sums to one.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def edge_log_softmax(scores_BHLL: Tensor, is_edge_BLL: Tensor) -> Tensor:
 
 
 def _attend(
-    query_BHLd: Tensor, key_BHLd: Tensor, is_edge_BLL: Tensor, bonus_BLL: Tensor | None = None
+    query_BHLd: Tensor, key_BHLd: Tensor, is_edge_BLL: Tensor, bonus_LL: Tensor | None = None
 ) -> Tensor:
     """``edge_log_softmax`` of q kᵀ / sqrt(d) + bonus, in float32 under autocast too."""
     query_BHLd, key_BHLd = _at_least_float32(query_BHLd), _at_least_float32(key_BHLd)
     with torch.autocast(query_BHLd.device.type, enabled=False):
         scores_BHLL = query_BHLd @ key_BHLd.transpose(2, 3) / math.sqrt(query_BHLd.shape[-1])
-        if bonus_BLL is not None:
-            scores_BHLL = scores_BHLL + bonus_BLL.unsqueeze(1)
+        if bonus_LL is not None:
+            scores_BHLL = scores_BHLL + bonus_LL
         return edge_log_softmax(scores_BHLL, is_edge_BLL)
 
 
@@ -76,6 +76,24 @@ class PaperTransition(nn.Module):
         return log_transition_BLL.masked_fill(~is_edge_BLL, -torch.inf)
 
 
+def _mixture(
+    query_BLD: Tensor,
+    key_BLD: Tensor,
+    gate_BLH: Tensor,
+    is_edge_BLL: Tensor,
+    bonus_LL: Tensor | None = None,
+) -> Tensor:
+    """log of the gated mixture of H softmax matrices; -inf where there is no edge."""
+    num_heads = gate_BLH.shape[2]
+    query_BHLd, key_BHLd = (
+        x_BLD.unflatten(2, (num_heads, -1)).transpose(1, 2) for x_BLD in (query_BLD, key_BLD)
+    )
+    log_gate_BHL = _at_least_float32(gate_BLH).log_softmax(dim=2).transpose(1, 2)
+    log_head_BHLL = _attend(query_BHLd, key_BHLd, is_edge_BLL, bonus_LL)
+    log_mixed_BLL = (log_head_BHLL + log_gate_BHL.unsqueeze(3)).logsumexp(dim=1)
+    return log_mixed_BLL.masked_fill(~is_edge_BLL, -torch.inf)
+
+
 class GatedTransition(nn.Module):
     """A mixture of H softmax matrices, gated by the source state; as in the released code.
 
@@ -97,27 +115,14 @@ class GatedTransition(nn.Module):
 
     def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
         """log_transition_BLL in float32 (float64 for float64 states)."""
-        return self._mixed(state_BLD, graph, edges(graph, self.sparse))
+        return _mixture(*self._heads(state_BLD, graph), edges(graph, self.sparse))
 
-    def _mixed(
-        self,
-        state_BLD: Tensor,
-        graph: StateGraph,
-        is_edge_BLL: Tensor,
-        bonus_BLL: Tensor | None = None,
-    ) -> Tensor:
-        """log of the mixture of heads over these edges, with a bonus on their scores."""
-        query_BHLd, key_BHLd = (
-            self._read(linear, state_BLD, graph)
-            .unflatten(-1, (self.num_heads, -1))
-            .transpose(1, 2)
-            for linear in (self.query, self.key)
+    def _heads(self, state_BLD: Tensor, graph: StateGraph) -> tuple[Tensor, Tensor, Tensor]:
+        """query_BLD and key_BLD of all heads, and gate_BLH."""
+        query_BLD, key_BLD, gate_BLH = (
+            self._read(linear, state_BLD, graph) for linear in (self.query, self.key, self.gate)
         )
-        gate_BLH = _at_least_float32(self._read(self.gate, state_BLD, graph))
-        log_gate_BHL = gate_BLH.log_softmax(dim=-1).transpose(1, 2)
-        log_head_BHLL = _attend(query_BHLd, key_BHLd, is_edge_BLL, bonus_BLL)
-        log_mixed_BLL = (log_head_BHLL + log_gate_BHL.unsqueeze(3)).logsumexp(dim=1)
-        return log_mixed_BLL.masked_fill(~is_edge_BLL, -torch.inf)
+        return query_BLD, key_BLD, gate_BLH
 
     def _read(self, linear: nn.Linear, state_BLD: Tensor, graph: StateGraph) -> Tensor:
         """``linear`` of [state, place]; multiplies each place once, not once per state."""
@@ -154,35 +159,30 @@ class SpanTransition(GatedTransition):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.states_per_mask, self.chain_bonus = config.states_per_mask, config.chain_bonus
+        self.chain_bonus = config.chain_bonus
 
     def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
         """log_transition_BLL in float32 (float64 for float64 states)."""
-        is_next_BLL, is_chain_BLL = (
-            _next_target_edges(graph),
-            span_chains(graph, self.states_per_mask),
+        is_edge_BNkk, is_within_BN11 = _next_target_edges(graph), _within_span(graph)
+        B, N, k, _ = is_edge_BNkk.shape
+        state_BX = graph.state_BMk.flatten(1)
+        query_BMkD, key_BMkD, gate_BMkH = (
+            x_BLX.gather(1, state_BX.unsqueeze(2).expand(-1, -1, x_BLX.shape[2])).unflatten(
+                1, (N + 1, k)
+            )
+            for x_BLX in self._heads(state_BLD, graph)
         )
-        log_learned_BLL = self._mixed(
-            state_BLD, graph, is_next_BLL, self.chain_bonus * is_chain_BLL
+        log_learned_BNkk = _mixture(
+            query_BMkD[:, :-1].flatten(0, 1),
+            key_BMkD[:, 1:].flatten(0, 1),
+            gate_BMkH[:, :-1].flatten(0, 1),
+            is_edge_BNkk.flatten(0, 1),
+            self.chain_bonus * torch.eye(k, device=state_BLD.device),
+        ).unflatten(0, (B, N))
+        log_edge_BNkk = torch.where(
+            is_within_BN11, log_learned_BNkk, _equal_shares(is_edge_BNkk, state_BLD)
         )
-        is_within_BL1 = (is_next_BLL & ~is_chain_BLL).any(dim=2, keepdim=True)
-        return torch.where(
-            is_within_BL1, log_learned_BLL, _equal_shares(is_next_BLL, state_BLD)
-        )
-
-
-def span_chains(graph: StateGraph, states_per_mask: int) -> Tensor:
-    """k parallel chains through each span of adjacent masks; is_chain_BLL (bool).
-
-    Within a span clone j is followed by clone j. Between spans, and from and to boundaries, each
-    state is followed by every clone of the next target (of the last target by its last state).
-    """
-    first_BL = graph.place_BL - graph.clone_BL  # the same for all clones of a mask
-    is_mask_BL = ~graph.is_boundary_BM.gather(1, graph.owner_BL)
-    is_touching_BLL = first_BL.unsqueeze(1) - first_BL.unsqueeze(2) == states_per_mask
-    is_touching_BLL &= is_mask_BL.unsqueeze(1) & is_mask_BL.unsqueeze(2)
-    is_same_BLL = graph.clone_BL.unsqueeze(1) == graph.clone_BL.unsqueeze(2)
-    return _next_target_edges(graph) & (is_same_BLL | ~is_touching_BLL)
+        return _to_matrix(log_edge_BNkk, is_edge_BNkk, graph)
 
 
 class FixedTransition(nn.Module):
@@ -190,18 +190,19 @@ class FixedTransition(nn.Module):
 
     With ``uniform`` (an ablation) a path goes from a state to each clone of the next target, so a
     mask's token is an equal mixture over its k states; with ``chains`` to the clone of the same
-    number within a span.
+    number within a span of adjacent masks.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.kind, self.states_per_mask = config.transition, config.states_per_mask
+        self.kind = config.transition
 
     def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
         """log_transition_BLL, the same for all features."""
-        if self.kind == "uniform":
-            return _equal_shares(_next_target_edges(graph), state_BLD)
-        return _equal_shares(span_chains(graph, self.states_per_mask), state_BLD)
+        is_edge_BNkk = _next_target_edges(graph)
+        if self.kind == "chains":
+            is_edge_BNkk = _same_clone(is_edge_BNkk, _within_span(graph))
+        return _to_matrix(_equal_shares(is_edge_BNkk, state_BLD), is_edge_BNkk, graph)
 
 
 def parallel_chains(state_BLD: Tensor, graph: StateGraph) -> Tensor:
@@ -210,14 +211,11 @@ def parallel_chains(state_BLD: Tensor, graph: StateGraph) -> Tensor:
     The start leads to each chain with probability 1/k and every chain leads to the end, so the
     model is an equal mixture of k independent models, one per clone. See ``blend``.
     """
-    owner_BL, clone_BL = graph.owner_BL, graph.clone_BL
-    is_last_BL = owner_BL == (graph.num_targets_B - 1).unsqueeze(1)
-    is_chain_BLL = (
-        (clone_BL.unsqueeze(1) == clone_BL.unsqueeze(2))
-        | (owner_BL == 0).unsqueeze(2)
-        | is_last_BL.unsqueeze(1)
-    )
-    return _equal_shares(_next_target_edges(graph) & is_chain_BLL, state_BLD)
+    is_edge_BNkk = _next_target_edges(graph)
+    step_N = torch.arange(is_edge_BNkk.shape[1], device=is_edge_BNkk.device)
+    is_inner_BN = (step_N > 0) & (step_N < (graph.num_targets_B - 2).unsqueeze(1))
+    is_edge_BNkk = _same_clone(is_edge_BNkk, is_inner_BN[:, :, None, None])
+    return _to_matrix(_equal_shares(is_edge_BNkk, state_BLD), is_edge_BNkk, graph)
 
 
 def blend(log_transition_BLL: Tensor, log_chain_BLL: Tensor, chain_share: float) -> Tensor:
@@ -245,23 +243,52 @@ def blend(log_transition_BLL: Tensor, log_chain_BLL: Tensor, chain_share: float)
     return blended_BLL.masked_fill(~is_edge_BLL, -torch.inf)
 
 
+# ---- edges to the next target only: N = M - 1 blocks of k x k ----
+
+
 def _next_target_edges(graph: StateGraph) -> Tensor:
-    """Edges to every clone of the next target, and of the last target to its last state only."""
-    owner_BL, is_state_BL = graph.owner_BL, graph.is_state_BL
-    place_L = torch.arange(owner_BL.shape[1], device=owner_BL.device)
-    is_end_BL = place_L == (graph.num_states_B - 1).unsqueeze(1)
-    is_last_BL = owner_BL == (graph.num_targets_B - 1).unsqueeze(1)
-    is_entry_BL = is_state_BL & (is_end_BL | ~is_last_BL)
-    is_next_BLL = owner_BL.unsqueeze(1) == owner_BL.unsqueeze(2) + 1
-    return is_next_BLL & is_entry_BL.unsqueeze(1) & is_state_BL.unsqueeze(2)
+    """Edges to every clone of the next target, and to the last state of the last; is_edge_BNkk."""
+    is_own_BMk = graph.is_own_BMk
+    target_M = torch.arange(is_own_BMk.shape[1], device=is_own_BMk.device)
+    is_last_BM = target_M == (graph.num_targets_B - 1).unsqueeze(1)
+    is_end_BMk = graph.state_BMk == (graph.num_states_B - 1)[:, None, None]
+    is_entry_BMk = is_own_BMk & (is_end_BMk | ~is_last_BM.unsqueeze(2))
+    return is_own_BMk[:, :-1].unsqueeze(3) & is_entry_BMk[:, 1:].unsqueeze(2)
 
 
-def _equal_shares(is_edge_BLL: Tensor, state_BLD: Tensor) -> Tensor:
+def _within_span(graph: StateGraph) -> Tensor:
+    """Where a target and the next are adjacent masks; is_within_BN11 (bool)."""
+    is_mask_BM = ~graph.is_boundary_BM
+    first_place_BM = graph.place_BL.gather(1, graph.state_BMk[:, :, 0])
+    is_adjacent_BN = first_place_BM.diff(dim=1) == graph.state_BMk.shape[2]
+    return (is_adjacent_BN & is_mask_BM[:, :-1] & is_mask_BM[:, 1:])[:, :, None, None]
+
+
+def _same_clone(is_edge_BNkk: Tensor, is_chain_BN11: Tensor) -> Tensor:
+    """Where there is a chain, only the edges to the clone of the same number."""
+    k = is_edge_BNkk.shape[3]
+    is_same_kk = torch.eye(k, dtype=torch.bool, device=is_edge_BNkk.device)
+    return is_edge_BNkk & (is_same_kk | ~is_chain_BN11)
+
+
+def _equal_shares(is_edge_BNkk: Tensor, state_BLD: Tensor) -> Tensor:
     """log of equal probabilities over each state's edges, in the dtype of the states."""
     dtype = torch.promote_types(state_BLD.dtype, torch.float32)
-    num_edges_BL1 = is_edge_BLL.sum(dim=-1, keepdim=True).clamp(min=1)
-    log_share_BLL = -num_edges_BL1.to(dtype).log().expand(is_edge_BLL.shape)
-    return log_share_BLL.masked_fill(~is_edge_BLL, -torch.inf)
+    num_edges_BNk1 = is_edge_BNkk.sum(dim=3, keepdim=True).clamp(min=1)
+    return -num_edges_BNk1.to(dtype).log().expand(is_edge_BNkk.shape)
+
+
+def _to_matrix(log_edge_BNkk: Tensor, is_edge_BNkk: Tensor, graph: StateGraph) -> Tensor:
+    """log_transition_BLL of these edges, -inf elsewhere."""
+    (B, L), state_BMk = graph.place_BL.shape, graph.state_BMk
+    row_B111 = torch.arange(B, device=state_BMk.device)[:, None, None, None]
+    index_BNkk = (row_B111 * L + state_BMk[:, :-1].unsqueeze(3)) * L
+    index_BNkk = index_BNkk + state_BMk[:, 1:].unsqueeze(2)
+    # What is no edge goes behind the last row.
+    index_X = index_BNkk.where(is_edge_BNkk, B * L * L).flatten()
+    log_transition_X = log_edge_BNkk.new_full((B * L * L + 1,), -torch.inf)
+    log_transition_X = log_transition_X.scatter(0, index_X, log_edge_BNkk.flatten())
+    return log_transition_X[:-1].view(B, L, L)
 
 
 def make_transition(config: ModelConfig) -> nn.Module | None:
