@@ -240,9 +240,9 @@ def _read_batch(
         log_p_RkV = reading.log_token_RV.unsqueeze(1)
         if reading.scores.log_transition_BLL is not None:
             values["length"] = reading.length_bits()
-            values["clone_use"] = reading.of_masks(reading.visits())
+            values["clone_use"] = reading.scores.graph.of_masks(reading.visits())
         if model.config.states_per_mask > 1:
-            token_RkV = reading.of_masks(reading.log_token_BLV).exp()
+            token_RkV = reading.scores.graph.of_masks(reading.log_token_BLV).exp()
             values["specialisation"] = states.pairwise_divergence_bits(token_RkV)
     else:
         log_p_SV = model(batch.masked_ids_BN, batch.is_masked_BN).double().log_softmax(dim=1)

@@ -36,17 +36,10 @@ class RowReading(NamedTuple):
     unk: int
     """Id of the unknown token, the blank of ``ctc``."""
 
-    @property
-    def is_mask_BM(self) -> Tensor:
-        """True for targets that are masks, not boundaries or padding; R in total."""
-        graph = self.scores.graph
-        target_M = torch.arange(graph.target_ids_BM.shape[1], device=graph.owner_BL.device)
-        return (target_M < graph.num_targets_B.unsqueeze(1)) & ~graph.is_boundary_BM
-
     def log_joint(self, token_ids_R: Tensor) -> Tensor:
         """log P(tokens in the masks | context) of each row, summed over paths; (B,) in nats."""
         target_ids_BM = self.scores.graph.target_ids_BM
-        target_ids_BM = target_ids_BM.masked_scatter(self.is_mask_BM, token_ids_R)
+        target_ids_BM = target_ids_BM.masked_scatter(self.scores.graph.is_mask_BM, token_ids_R)
         is_ctc = self.scores.log_transition_BLL is None
         is_blank_BM = target_ids_BM == self.unk if is_ctc else None
         scores = self.scores._replace(is_blank_BM=is_blank_BM)
@@ -61,15 +54,9 @@ class RowReading(NamedTuple):
     def visits(self) -> Tensor:
         """P(a path visits the state), given the rows' words; (B, L). Only where states are
         linked."""
-        is_known_BM1 = self.is_mask_BM.unsqueeze(2)
+        is_known_BM1 = self.scores.graph.is_mask_BM.unsqueeze(2)
         log_emission_BML = self.scores.log_emission_BML.masked_fill(~is_known_BM1, 0.0)
         return posteriors(log_emission_BML, *links_of(self.scores)).state_BML.sum(dim=1)
-
-    def of_masks(self, value_BLX: Tensor) -> Tensor:
-        """Values of states, sorted by mask and clone: (R, k, ...)."""
-        # Beyond the states of a row the owner is 0, which is [BOS], not a mask.
-        is_of_mask_BL = self.is_mask_BM.gather(1, self.scores.graph.owner_BL)
-        return value_BLX[is_of_mask_BL].unflatten(0, (-1, self.scores.states_per_mask))
 
 
 @torch.no_grad()

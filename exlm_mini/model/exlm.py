@@ -128,7 +128,6 @@ class ExLM(nn.Module):
             is_blank_BM,
             graph,
             self._is_scored(graph),
-            self.config.states_per_mask,
             state_BLD,
         )
 
@@ -163,12 +162,7 @@ class ExLM(nn.Module):
 
     def _is_scored(self, graph: StateGraph) -> Tensor:
         """Every target with the official boundary, only masked tokens with the paper's."""
-        M = graph.target_ids_BM.shape[1]
-        target_M = torch.arange(M, device=graph.num_targets_B.device)
-        is_target_BM = target_M < graph.num_targets_B.unsqueeze(1)
-        if self.config.boundary == "official":
-            return is_target_BM
-        return is_target_BM & ~graph.is_boundary_BM
+        return graph.is_target_BM if self.config.boundary == "official" else graph.is_mask_BM
 
 
 def token_states(model: MaskedLM | ExLM, token_ids_BN: Tensor, num_copies: int = 1) -> Tensor:

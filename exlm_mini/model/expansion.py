@@ -1,6 +1,7 @@
 """States expansion: each [MASK] becomes k states, and the states become a graph (§4.2).
 
-Shapes: B rows, N input tokens, T expanded tokens, L states, M targets, k states of a mask.
+Shapes: B rows, N input tokens, T expanded tokens, L states, M targets, S masks
+of a whole batch, k states of a mask.
 
 The dynamic programme runs over the states alone, so this stage also records where each state is in
 the expanded sequence and which targets the graph must spell.
@@ -56,6 +57,27 @@ class StateGraph(NamedTuple):
         """bool, false at padding."""
         place_L = torch.arange(self.place_BL.shape[1], device=self.place_BL.device)
         return place_L < self.num_states_B.unsqueeze(1)
+
+    @property
+    def is_target_BM(self) -> Tensor:
+        """bool, false at padding."""
+        return self.is_own_BMk[:, :, 0]
+
+    @property
+    def is_mask_BM(self) -> Tensor:
+        """bool, true where the target is a masked token; S in total."""
+        return self.is_target_BM & ~self.is_boundary_BM
+
+    def by_target(self, value_BLX: Tensor) -> Tensor:
+        """Values of the states of each target, value_BMkX; any where ``is_own_BMk`` is false."""
+        B, M, k = self.state_BMk.shape
+        others = value_BLX.shape[2:]
+        index_BKX = self.state_BMk.view(B, M * k, *(1 for _ in others)).expand(-1, -1, *others)
+        return value_BLX.gather(1, index_BKX).unflatten(1, (M, k))
+
+    def of_masks(self, value_BLX: Tensor) -> Tensor:
+        """Values of the states of each mask, row by row: value_SkX."""
+        return self.by_target(value_BLX)[self.is_mask_BM]
 
 
 def expand(

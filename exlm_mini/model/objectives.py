@@ -33,7 +33,6 @@ class StateScores(NamedTuple):
     graph: StateGraph
     is_scored_BM: Tensor
     """bool, targets whose emission counts; false at padding and at unscored boundaries."""
-    states_per_mask: int
     state_BLD: Tensor
     """The hidden states of the graph, which ``ExLM.token_logits`` reads."""
 

@@ -165,13 +165,7 @@ class SpanTransition(GatedTransition):
         """log_transition_BLL in float32 (float64 for float64 states)."""
         is_edge_BNkk, is_within_BN11 = _next_target_edges(graph), _within_span(graph)
         B, N, k, _ = is_edge_BNkk.shape
-        state_BX = graph.state_BMk.flatten(1)
-        query_BMkD, key_BMkD, gate_BMkH = (
-            x_BLX.gather(1, state_BX.unsqueeze(2).expand(-1, -1, x_BLX.shape[2])).unflatten(
-                1, (N + 1, k)
-            )
-            for x_BLX in self._heads(state_BLD, graph)
-        )
+        query_BMkD, key_BMkD, gate_BMkH = map(graph.by_target, self._heads(state_BLD, graph))
         log_learned_BNkk = _mixture(
             query_BMkD[:, :-1].flatten(0, 1),
             key_BMkD[:, 1:].flatten(0, 1),
@@ -258,7 +252,7 @@ def _next_target_edges(graph: StateGraph) -> Tensor:
 
 def _within_span(graph: StateGraph) -> Tensor:
     """Where a target and the next are adjacent masks; is_within_BN11 (bool)."""
-    is_mask_BM = ~graph.is_boundary_BM
+    is_mask_BM = graph.is_mask_BM
     first_place_BM = graph.place_BL.gather(1, graph.state_BMk[:, :, 0])
     is_adjacent_BN = first_place_BM.diff(dim=1) == graph.state_BMk.shape[2]
     return (is_adjacent_BN & is_mask_BM[:, :-1] & is_mask_BM[:, 1:])[:, :, None, None]

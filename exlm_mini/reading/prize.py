@@ -141,9 +141,7 @@ def at_once(
     is_boundary_BM1 = graph.is_boundary_BM.unsqueeze(2)
     log_emission_BML = said.log_emission_BML.masked_fill(is_boundary_BM1, 0.0)
     visits_BL = posteriors(log_emission_BML, *links_of(said)).state_BML.sum(1)
-    is_mask_BL = ~graph.is_boundary_BM.gather(1, graph.owner_BL) & graph.is_state_BL
-    visits_Sk = visits_BL[is_mask_BL].double().cpu().unflatten(0, (-1, said.states_per_mask))
-    return bits_S, joint_B, visits_Sk.sum(0)
+    return bits_S, joint_B, graph.of_masks(visits_BL).double().cpu().sum(0)
 
 
 def in_turn(

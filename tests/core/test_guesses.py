@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 from linked_models import CONFIGS, V, exlm, log_joints, masked_lm, of_mask, ragged_batch
-from small_models import alone
+from small_models import BOS, EOS, SPECIAL, alone, masked_rows
 
-from exlm_mini.model.expansion import StateGraph
+from exlm_mini.model.expansion import expand_masks
 from exlm_mini.model.guesses import guess_masks, masks_alone, one_pass
 from exlm_mini.model.objectives import StateScores
 from exlm_mini.training.evaluation import Evaluation, row_bits_and_correct
@@ -62,12 +62,8 @@ def test_low_precision_of_the_encoder_does_not_round_the_mixture():
         def token_logits(self, state_LD):
             return (torch.arange(8) == 7).float().expand(len(state_LD), -1) * 0.001
 
-    graph = StateGraph(
-        place_BL=torch.tensor([[0, 1, 2, 3]]), owner_BL=torch.tensor([[0, 1, 1, 2]]),
-        clone_BL=torch.tensor([[0, 1, 2, 0]]), num_states_B=torch.tensor([4]),
-        target_ids_BM=torch.tensor([[1, 6, 2]]), num_targets_B=torch.tensor([3]),
-        is_boundary_BM=torch.tensor([[True, False, True]]),
-    )  # fmt: skip
+    row = masked_rows([BOS, -6, EOS])
+    graph = expand_masks(*row, 2, "paper", SPECIAL)[1]
     log_transition_BLL = torch.full((1, 4, 4), 0.25).log()
     log_emission_BML, state_BLD = torch.zeros(1, 3, 4), torch.zeros(1, 4, 2)
     scores = StateScores(
@@ -76,8 +72,7 @@ def test_low_precision_of_the_encoder_does_not_round_the_mixture():
         None,
         None,
         graph,
-        ~graph.is_boundary_BM,
-        2,
+        graph.is_mask_BM,
         state_BLD,
     )
     with torch.autocast("cpu", torch.bfloat16):

@@ -132,9 +132,7 @@ class Moods(ExLM):
         log_emission_BML = log_token_BLV.gather(2, index_BLM).transpose(1, 2)
         is_scored_BM = torch.ones_like(graph.target_ids_BM, dtype=torch.bool)
         links = parallel_chains(state_BLD, graph)
-        return StateScores(
-            log_emission_BML, links, None, None, graph, is_scored_BM, 2, state_BLD
-        )
+        return StateScores(log_emission_BML, links, None, None, graph, is_scored_BM, state_BLD)
 
     def token_logits(self, state_BLD):
         language = grammar("pairs")

@@ -44,16 +44,16 @@ def test_joint_probability_is_that_of_validation(name):
 def test_values_of_states_are_sorted_by_mask_and_clone(name):
     reading, k = read_rows(exlm(CONFIGS[name]), ragged_batch()), CONFIGS[name].states_per_mask
     graph = reading.scores.graph
-    assert reading.of_masks(graph.clone_BL).tolist() == [list(range(1, k + 1))] * 6
+    assert graph.of_masks(graph.clone_BL).tolist() == [list(range(1, k + 1))] * 6
     # Rows of three, one and two masks, numbered behind their [BOS].
-    assert reading.of_masks(graph.owner_BL).tolist() == [[i] * k for i in (1, 2, 3, 1, 1, 2)]
+    assert graph.of_masks(graph.owner_BL).tolist() == [[i] * k for i in (1, 2, 3, 1, 1, 2)]
 
 
 @every_linked
 def test_visits_and_length_are_those_of_every_path_weighed_by_the_words_of_the_rows(name):
     reading = read_rows(exlm(LINKED[name]), ragged_batch())
     scores, want_BL, length_B = reading.scores, torch.zeros_like(reading.visits()), []
-    is_mask_BM1 = reading.is_mask_BM.unsqueeze(2)
+    is_mask_BM1 = scores.graph.is_mask_BM.unsqueeze(2)
     log_E_BML = scores.log_emission_BML.masked_fill(~is_mask_BM1, 0.0)
     counts = scores.graph.num_targets_B.tolist(), scores.graph.num_states_B.tolist()
     for b, (m, num) in enumerate(zip(*counts, strict=True)):
