@@ -17,6 +17,11 @@ def is_in_torch_func() -> bool:
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
+def is_eager() -> bool:
+    """Whether neither a compiler nor a transform is at work."""
+    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+
+
 def with_gradients(
     compute: Callable[..., Tensors], gradients: Callable[..., Tensors]
 ) -> Callable[..., Tensors]:
@@ -52,7 +57,19 @@ def with_gradients(
             results = _Once.apply(gradients, *inputs) if is_once else gradients(*inputs)
             return *results, *[None] * (num_inputs - len(results))
 
-    return Function.apply
+    class Eager(Function):
+        """The same in one step; with a ``setup_context`` PyTorch looks at the signature of
+        ``forward`` at every call, which takes longer than the kernel does for a few rows."""
+
+        setup_context = staticmethod(torch.autograd.Function.setup_context)
+
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Tensors:
+            output = compute(*inputs)
+            Function.setup_context(ctx, inputs, output)
+            return output
+
+    return lambda *inputs: (Eager if is_eager() else Function).apply(*inputs)
 
 
 class _Once(torch.autograd.Function):

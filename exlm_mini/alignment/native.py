@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment.autograd import with_gradients
+from exlm_mini.alignment.autograd import is_eager, with_gradients
 from exlm_mini.alignment.build import BuildError, build
 from exlm_mini.alignment.graphs import Graph
 
@@ -210,28 +210,32 @@ def _operator(name: str, schema: str) -> Callable:
     )
 
 
-@_operator("dag_log_likelihood", f"({GRAPH}) -> (Tensor, Tensor, Tensor, Tensor)")
 def _log_likelihood(*graph: Any) -> tuple[Tensor, ...]:
     return log_likelihood_with(_kernels(graph[0].device), graph)
 
 
-@_operator(
-    "dag_gradients",
-    f"(Tensor grad, {GRAPH}, Tensor mantissa, Tensor exponent, Tensor info)"
-    " -> (Tensor, Tensor)",
-)
 def _gradients(grad: Tensor, *graph_and_sweeps: Any) -> tuple[Tensor, ...]:
     graph, sweeps = graph_and_sweeps[:4], graph_and_sweeps[4:]
     return gradients_with(_kernels(grad.device), grad, graph, sweeps)
 
 
-@_log_likelihood.register_fake
+_log_likelihood_operator = _operator(
+    "dag_log_likelihood", f"({GRAPH}) -> (Tensor, Tensor, Tensor, Tensor)"
+)(_log_likelihood)
+_gradients_operator = _operator(
+    "dag_gradients",
+    f"(Tensor grad, {GRAPH}, Tensor mantissa, Tensor exponent, Tensor info)"
+    " -> (Tensor, Tensor)",
+)(_gradients)
+
+
+@_log_likelihood_operator.register_fake
 def _(emission: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     layout = CUDA_LAYOUT if emission.device.type == "cuda" else CPU_LAYOUT
     return emission.new_empty(emission.shape[0]), *sweep_buffers(emission, layout)
 
 
-@_gradients.register_fake
+@_gradients_operator.register_fake
 def _(
     grad: Tensor, emission: Tensor, transition: Tensor, *others: Tensor
 ) -> tuple[Tensor, ...]:
@@ -239,8 +243,10 @@ def _(
     return empty_like(emission), empty_like(transition)
 
 
-_operators = torch.ops.exlm_mini
-_differentiable = with_gradients(_operators.dag_log_likelihood, _operators.dag_gradients)
+_compiled = with_gradients(
+    torch.ops.exlm_mini.dag_log_likelihood, torch.ops.exlm_mini.dag_gradients
+)
+_eager = with_gradients(_log_likelihood, _gradients)
 
 
 # ---- the backend ----
@@ -254,7 +260,9 @@ def log_likelihood(*arguments: Tensor) -> Tensor:
     Raises:
         BuildError: if the library cannot be built here (``why_not`` says so beforehand).
     """
-    return _differentiable(*arguments)[0]
+    # An operator takes longer to call than the kernels for a few rows.
+    is_direct = is_eager() and type(arguments[0]) is Tensor
+    return (_eager if is_direct else _compiled)(*arguments)[0]
 
 
 def viterbi(*arguments: Tensor) -> tuple[Tensor, Tensor]:
