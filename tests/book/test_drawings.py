@@ -118,14 +118,8 @@ Chem = pytest.importorskip("rdkit.Chem", reason="rdkit is not installed")
 
 ASPIRIN = "CC(=O)Oc1ccccc1C(=O)O"
 HARD = [
-    "[13CH4]",
-    "[H][H]",
-    "C[C@@H](N)Cl",
-    "F/C=C\\Br",
-    "[Na+].[Cl-]",
-    "*c1cc[nH]c1",
-    "C%10CC%10",
-]
+    "[13CH4]", "[H][H]", "C[C@@H](N)Cl", "F/C=C\\Br", "[Na+].[Cl-]", "*c1cc[nH]c1", "C%10CC%10",
+]  # fmt: skip
 
 
 def colored(svg, color):
@@ -138,11 +132,6 @@ def colored(svg, color):
              if "bond-" not in name}  # fmt: skip
     bonds = {b for name in names for b in re.findall(r"bond-(\d+)", name)}
     return atoms, len(bonds)
-
-
-def plain_svg(smiles, *size):
-    """A molecule without a colour."""
-    return tokens_svg(smiles, [None] * len(tokens_of(smiles)), *size)
 
 
 @pytest.mark.parametrize("smiles", [ASPIRIN, *HARD])
@@ -171,18 +160,15 @@ def test_atoms_take_the_colour_of_their_tokens():
 
 
 def test_pictures_stand_side_by_side_with_their_captions():
-    svg = plain_svg("CCO", 100, 50)
+    svg = tokens_svg("CCO", [None] * 3, 100, 50)
     assert ElementTree.fromstring(svg).get("viewBox") == "0 0 100 50"
-    shown = Pictures({"ethanol": svg, "a < b": plain_svg(ASPIRIN)})
+    shown = Pictures({"ethanol": svg, "a < b": svg})
     root = ElementTree.fromstring(shown._repr_html_())
-    assert "flex-wrap:wrap" in root.get("style")
     assert [figure.find("figcaption").text for figure in root] == ["ethanol", "a < b"]
-    labels = [figure[0].get("aria-label") for figure in root]
-    assert labels == ["CCO", ASPIRIN]
-    assert svg in shown._repr_html_() and repr(shown) == "drawings: ethanol, a < b"
+    assert [figure[0].get("aria-label") for figure in root] == ["CCO", "CCO"]
 
 
 @pytest.mark.parametrize("smiles", ["C[Xx]", ""])
 def test_what_cannot_be_drawn_is_told(smiles):
     with pytest.raises(UserError, match="RDKit reads no molecule"):
-        plain_svg(smiles)
+        tokens_svg(smiles, [None] * len(tokens_of(smiles)))

@@ -88,18 +88,13 @@ def test_there_is_one_record_and_one_line_for_each_backend_and_shape(
         for spent in record["parts"].values():
             assert spent["forward_ms"] > 0 < spent["backward_ms"]
     assert torch.get_num_threads() == before
-    assert all(len(line) <= 80 for line in table)
-    assert sum(f" {r['median_ms']:.3f} " in line for r in records for line in table) >= len(
-        found
-    )
+    for record in records:
+        assert any(f" {record['median_ms']:.3f} " in line for line in table)
 
 
 def test_without_its_reference_there_is_no_ratio():
-    row = {"backend": "a", "median_ms": 2.0}
-    (alone,) = compared([row], "b")
+    (alone,) = compared([{"backend": "a", "median_ms": 2.0}], "b")
     assert alone["reference"] is alone["wall_ratio"] is None
-    (itself,) = compared([row], "a")
-    assert itself["wall_ratio"] == 1
 
 
 @pytest.mark.parametrize("counts", ["targets, states", "states, targets"])

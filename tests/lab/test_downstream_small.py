@@ -5,7 +5,6 @@ import statistics
 from pathlib import Path
 
 import pytest
-from recorded_runs import small, small_stamps
 
 from exlm_lab.downstream.grid import combinations
 from exlm_lab.downstream.settings import TuneConfig
@@ -30,16 +29,6 @@ def test_means_and_differences_are_those_of_the_seeds(stored):
             ours, theirs = (task["models"][model]["seeds"] for model in pair.split(" - "))
             differences = [a - b for a, b in zip(ours, theirs, strict=True)]
             assert score["seeds"] == pytest.approx(differences, abs=2e-4), (name, pair)
-
-
-@pytest.mark.parametrize(
-    "text", ["rte exlm", "bbbp", "bbbp mlm-bert", "sst2 seen", "smiles-exlm loss"]
-)
-def test_a_number_that_is_not_in_the_record_is_an_error(text):
-    with pytest.raises(ValueError, match=text):
-        small(text)
-    with pytest.raises(ValueError, match="proteins"):
-        small_stamps("proteins")
 
 
 # ---- the search of the defaults ----

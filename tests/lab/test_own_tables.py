@@ -3,7 +3,6 @@
 import csv
 import datetime
 import gzip
-import io
 import json
 import lzma
 
@@ -44,17 +43,11 @@ def write(frame, path):
     data = {
         "csv": lambda: frame.to_csv(index=False).encode(),
         "jsonl": lambda: frame.to_json(orient="records", lines=True).encode(),
-        "parquet": lambda: _parquet(frame),
+        "parquet": frame.to_parquet,
     }[inner]()
     pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)
     path.write_bytes(pack(data))
     return path
-
-
-def _parquet(frame):
-    stream = io.BytesIO()
-    frame.to_parquet(stream)
-    return stream.getvalue()
 
 
 # ---- files ----
@@ -118,10 +111,8 @@ def test_pandas_reads_what_is_written_of_every_type(tmp_path):
         [datetime.date(2026, 1, 1), None], pandas.ArrowDtype(pyarrow.date32())
     )
     path = write(frame, tmp_path / "t.parquet")
-    assert pandas.read_parquet(copied(path, tmp_path / "o.parquet"))["word"].tolist() == [
-        "a",
-        "b",
-    ]
+    words = pandas.read_parquet(copied(path, tmp_path / "o.parquet"))["word"]
+    assert words.tolist() == ["a", "b"]
     lines = read_table(copied(path, tmp_path / "o.jsonl")).to_dict("records")
     assert lines[0] == {"word": "a", "list": [1], "day": "2026-01-01"}
 
@@ -130,7 +121,6 @@ def test_pandas_reads_what_is_written_of_every_type(tmp_path):
     ("suffix", "header", "row", "parts"),
     [
         (".jsonl", ["a", "a"], [1, 2], ("only one column 'a'",)),
-        (".parquet", ["a", "a"], [1, 2], ("only one column 'a'",)),
         (".parquet", ["a"], ["x"], ("cells of one type",)),
     ],
 )

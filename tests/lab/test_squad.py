@@ -167,14 +167,9 @@ def test_the_two_files_of_a_directory_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("{", "Expecting property name"),
         ('{"data": 7}', "not iterable"),
         ('{"data": []}', "no question"),
-        (json.dumps(PETS).replace('"question":', '"asked":'), "question"),
-        (
-            json.dumps(PETS).replace('"why?"', "7"),
-            "question is 7; it should be a valid string",
-        ),
+        (json.dumps(PETS).replace('"why?"', "7"), "question is 7; it should be a valid string"),
     ],
 )
 def test_files_that_are_not_squads_are_refused(tmp_path, text, part):

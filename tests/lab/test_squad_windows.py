@@ -17,6 +17,8 @@ from exlm_mini.data.tokenizer import train_byte_level_bpe
 SENTENCE = "The cat sat on a mat in Rome. Where the café’s naïve dog lay, a beagle, none knew."
 TOKENIZER = train_byte_level_bpe([SENTENCE] * 3, 320)
 SPECIAL = TOKENIZER.special_ids
+ENDS = [n for n, letter in enumerate(SENTENCE) if not letter.isspace()]
+ANSWERS = [(first, last + 1) for first in ENDS for last in ENDS if first <= last]
 
 
 def asked(text, *span):
@@ -45,15 +47,10 @@ def test_windows_frame_the_question_and_pieces_that_overlap(length, overlap, max
     assert notes["truncated"] == 1
 
 
-@given(st.data())
-def test_a_target_is_the_tokens_of_the_whole_answer_or_the_first(data):
-    begin = data.draw(st.integers(0, len(SENTENCE) - 1))
-    end = data.draw(st.integers(begin + 1, len(SENTENCE)))
-    begin += len(SENTENCE[begin:end]) - len(SENTENCE[begin:end].lstrip())
-    end = begin + len(SENTENCE[begin:end].strip())
-    if begin == end:
-        return
-    question = asked("What?", begin, end)
+@given(st.sampled_from(ANSWERS))
+def test_a_target_is_the_tokens_of_the_whole_answer_or_the_first(span):
+    begin, end = span
+    question = asked("What?", *span)
     for window in cut(question)[0]:
         first, last = target(question, window)
         shown = window.offsets_N2[window.is_context_N]

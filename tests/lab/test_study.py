@@ -23,7 +23,6 @@ from exlm_lab.experiments.cells import Cell, Claim, Experiment
 from exlm_lab.experiments.running import Runner
 from exlm_lab.experiments.study import (
     PAIRS,
-    STUDY,
     WATCHED,
     slopes,
 )
@@ -36,26 +35,6 @@ from exlm_mini.training.run_directory import locked_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIM = Claim("ours is better", "bits_per_row", "ours", "base", -1, 0.5, is_primary=True)
-
-
-def test_claims_name_cells_with_equal_seeds():
-    for experiment in STUDY:
-        names = {cell.name for cell in experiment.cells}
-        for claim in experiment.claims:
-            assert (set(claim.weights) if claim.weights else {claim.cell}) <= names
-            assert claim.base in names | {"floor_bits_per_row", "frequency_bits", None}
-            assert claim.smallest > 0
-        assert len({cell.seeds for cell in experiment.cells if not cell.is_timed}) == 1
-        assert len(names) == len(experiment.cells)
-        for cell in experiment.cells:
-            config = cell.config(1)
-            if cell.cost_of is not None:
-                name, timed_name = cell.cost_of
-                timed = EXPERIMENTS[name].cell(timed_name)
-                assert timed.is_timed
-                is_exlm = config.objective == "exlm"  # MLM may be given the cost of any ExLM
-                assert not is_exlm or timed.config(1).model == config.model
-            assert cell.config(cell.seeds[0]).seed == cell.seeds[0]
 
 
 # ---- statistics ----
