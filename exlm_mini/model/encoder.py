@@ -51,17 +51,13 @@ class SelfAttention(nn.Module):
 
     def forward(self, x_BTD: Tensor, rotation: Rotation, is_key_B11T: Tensor | None) -> Tensor:
         """Attend to the real tokens of the same row; ``is_key_B11T`` as in ``attend``."""
-        query_BHTd, key_BHTd, value_BHTd = (
-            part_BTD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for part_BTD in self.query_key_value(x_BTD).chunk(3, dim=-1)
+        qkv_BXTd = self.query_key_value(x_BTD).unflatten(-1, (3 * self.num_heads, -1))
+        qk_BXTd, value_BHTd = qkv_BXTd.transpose(1, 2).split(
+            (2 * self.num_heads, self.num_heads), dim=1
         )
-        attended_BHTd = attend(
-            rotate(query_BHTd, rotation),
-            rotate(key_BHTd, rotation),
-            value_BHTd,
-            is_key_B11T,
-            self.dropout if self.training else 0.0,
-        )
+        query_BHTd, key_BHTd = rotate(qk_BXTd, rotation).chunk(2, dim=1)
+        dropout = self.dropout if self.training else 0.0
+        attended_BHTd = attend(query_BHTd, key_BHTd, value_BHTd, is_key_B11T, dropout)
         return self.output(attended_BHTd.transpose(1, 2).flatten(2))
 
 
