@@ -10,6 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from corpus_files import write_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packs import pack_of
@@ -115,14 +116,6 @@ def test_gather_takes_rows_in_any_order(tmp_path, row_length):
     assert pack.lengths_R.tolist() == [5] * 40
 
 
-def test_a_pack_is_named_by_its_content(tmp_path):
-    a = write(tmp_path / "a.json", [[6, 7], [8]])
-    same = write(tmp_path / "b.json", [[6, 7], [8]])
-    other_rows = write(tmp_path / "c.json", [[6], [7, 8]])
-    assert a.sha256 == same.sha256 != other_rows.sha256
-    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-
-
 # ---- damage ----
 
 
@@ -172,18 +165,10 @@ def test_a_side_file_may_be_laid_out_anew_but_not_edited(tmp_path):
 TOY = DataConfig(kind="toy", num_sentences=300)
 
 
-def text_file(path, num_documents=60):
-    rng = np.random.default_rng(0)
-    words = grammar("pairs").words
-    lines = (" ".join(rng.choice(words, 30)) for _ in range(num_documents))
-    path.write_text("\n".join(lines))
-    return path
-
-
 def text_data(tmp_path, **more):
-    path = text_file(tmp_path / "text.txt")
+    path = write_text(tmp_path / "text.txt", 60)
     small = {"vocab_size": 280, "block_length": 16, "validation_share": 0.1}
-    return DataConfig(source=(str(path),), **(small | more))
+    return DataConfig(source=(path,), **(small | more))
 
 
 def test_a_toy_corpus_holds_its_sentences(tmp_path):
@@ -192,9 +177,9 @@ def test_a_toy_corpus_holds_its_sentences(tmp_path):
     assert corpus.train.row_length == 13
     for stream, pack in enumerate((corpus.train, corpus.validation)):
         token_ids_BN, _ = pack.gather(range(len(pack)))
-        want = grammar("pairs").sample(len(pack), (1, stream)) + 6
-        assert (token_ids_BN[:, 1:-1].numpy() == want).all()
-        assert (token_ids_BN[:, 0] == BOS).all() and (token_ids_BN[:, -1] == EOS).all()
+        sentences = grammar("pairs").sample(len(pack), (1, stream)) + 6
+        framed = np.pad(sentences, ((0, 0), (1, 1)), constant_values=((0, 0), (BOS, EOS)))
+        assert (token_ids_BN.numpy() == framed).all()
 
 
 @pytest.mark.parametrize(
@@ -218,10 +203,16 @@ def test_a_packed_corpus_is_opened_by_its_directory(tmp_path):
     corpus = prepare_corpus(data, tmp_path / "unused", 5)
     assert corpus.train.sha256 == first.train.sha256
     assert not (tmp_path / "unused").exists()
-    told(lambda: open_corpus(tmp_path / "c", DataConfig()), "data.kind toy, not text")
-    other = DataConfig(kind="toy", grammar="town")
-    told(lambda: open_corpus(tmp_path / "c", other), "data.grammar pairs, not town")
-    told(lambda: open_corpus(tmp_path, TOY), tmp_path, "holds no corpus", "exlm_mini.prepare")
+    for directory, other, words in (
+        (tmp_path / "c", DataConfig(), "data.kind toy, not text"),
+        (
+            tmp_path / "c",
+            DataConfig(kind="toy", grammar="town"),
+            "data.grammar pairs, not town",
+        ),
+        (tmp_path, TOY, "holds no corpus; make one there with python -m exlm_mini.prepare"),
+    ):
+        told(lambda where=directory, other=other: open_corpus(where, other), directory, words)
 
 
 def test_a_packed_corpus_opens_without_the_libraries_that_made_it(tmp_path):

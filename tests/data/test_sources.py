@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from corpus_files import write_hub_copy
 from refusals import told
 
 from exlm_mini.config import DataConfig
@@ -29,16 +30,10 @@ def opened(data):
 
 @pytest.fixture
 def hub_copy(tmp_path):
-    """A data set of three Parquet files, as the hub would give it."""
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    for part in range(3):
-        rows = [f"row {part}.{i}" for i in range(5)]
-        table = pyarrow.table({"text": rows, "id": list(range(5))})
-        parquet.write_table(table, folder / f"train-{part:05d}-of-00003.parquet")
-    return folder
+    write_hub_copy(
+        tmp_path / "copy", [f"row {part}.{n}" for n in range(5) for part in range(3)]
+    )
+    return tmp_path / "copy"
 
 
 def test_a_hub_data_set_is_streamed_file_by_file(hub_copy):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from exlm_lab import bench, finetune
-from exlm_mini import fill, plot
+from exlm_mini import fill, plot, pretrain
 from exlm_mini.config.checks import EXTRAS, UserError
 from exlm_mini.training import console
 from exlm_mini.training.console import INTERRUPTED, ProgressLine, exit_code
@@ -21,6 +21,7 @@ WORDS = {
     fill: ["[MASK]"],
     finetune: ["--checkpoint", "run", "--task", "rte"],
     plot: ["run"],
+    pretrain: ["--recipe", "toy-pairs", "--train.device", "cpu"],
 }
 
 

@@ -15,30 +15,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import told
+from workers import PLAIN, changed, make_trainer
 
-from exlm_mini.config import RunConfig, TrainConfig
-from exlm_mini.config.options import parse
-from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.training.cost import mean_flops_per_token, row_flops
 from exlm_mini.training.metrics import MetricsLog, ScalarLog, peak_memory_mib, read_metrics
-from exlm_mini.training.trainer import Trainer
 
 CPU = torch.device("cpu")
-CONFIG = RunConfig(train=TrainConfig(precision="fp32"))
-SMALL = """
-    --recipe toy-pairs --objective exlm --data.num_sentences 128 --model.preset tiny
-    --train.steps 6 --train.batch_size 8 --train.validation_rows 32 --train.validate_every 3
-    --train.save_every 2 --train.log_every 1 --train.device cpu
-"""
-
-
-# ---- operations ----
 
 
 def test_operations_are_those_of_all_rows_over_all_tokens():
     lengths = [5, 40, 5, 17, 3, 40, 40]
-    total = sum(row_flops(CONFIG, 300, length) for length in lengths)
-    mean = mean_flops_per_token(CONFIG, 300, np.array(lengths))
+    total = sum(row_flops(PLAIN, 300, length) for length in lengths)
+    mean = mean_flops_per_token(PLAIN, 300, np.array(lengths))
     assert mean == pytest.approx(total / sum(lengths), rel=1e-12)
 
 
@@ -126,44 +114,7 @@ def test_full_disk_leaves_whole_lines(tmp_path):
     assert [record["step"] for record in read_metrics(file)] == [1, 2]
 
 
-# ---- a run ----
-
-
-@pytest.fixture(scope="module")
-def toy_corpus(tmp_path_factory):
-    config = parse(SMALL.split()).config
-    return prepare_corpus(config.data, tmp_path_factory.mktemp("toy") / "data", config.seed)
-
-
-def make_trainer(toy_corpus, output, *options: str) -> Trainer:
-    config = parse([*SMALL.split(), *options]).config
-    output.mkdir(exist_ok=True)
-    return Trainer(config, toy_corpus.train, toy_corpus.validation, output)
-
-
-def test_a_line_says_how_well_the_model_and_the_machine_do(toy_corpus, tmp_path):
-    trainer = make_trainer(toy_corpus, tmp_path / "run")
-    trainer.run()
-    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    validated = [r for r in records if "validation_bits_per_mask" in r]
-    assert [r["step"] for r in validated] == [3, 6]
-    for record in records:
-        speed = trainer.flops_per_token * record["tokens_per_second"]
-        assert record["model_flops_per_second"] == pytest.approx(speed)
-        assert record["peak_memory_mib"] > 10
-    for record in validated:
-        perplexity = 2 ** record["validation_bits_per_mask"]
-        assert record["validation_perplexity"] == pytest.approx(perplexity)
-        assert 0 <= record["validation_mask_accuracy"] <= 1
-    evaluation = trainer.evaluation
-    assert evaluation.mask_accuracy == validated[-1]["validation_mask_accuracy"]
-    assert evaluation.mask_accuracy == evaluation.num_correct / evaluation.num_masks
-    # A run that goes on keeps the last validation.
-    again = make_trainer(toy_corpus, tmp_path / "run")
-    assert again.run() and again.evaluation == evaluation
-
-
-# ---- TensorBoard ----
+# ---- its copies ----
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
@@ -172,22 +123,6 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
     events = reader.EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     names = events.Tags()["scalars"]
     return {name: {e.step: e.value for e in events.Scalars(name)} for name in names}
-
-
-def test_scalars_are_the_numbers_of_the_log(toy_corpus, tmp_path):
-    pytest.importorskip("tensorboard")
-    output = tmp_path / "run"
-    make_trainer(toy_corpus, output, "--train.tensorboard", "true").run()
-    expected: dict[str, dict[int, float]] = {}
-    for record in read_metrics(output / "metrics.jsonl"):
-        for name, value in record.items():
-            if name != "step" and value is not None:
-                expected.setdefault(name, {})[record["step"]] = value
-    assert {"loss", "tokens_per_second", "validation_mask_accuracy"} <= expected.keys()
-    found = scalars(output / "tensorboard")
-    assert found.keys() == expected.keys()
-    for name, curve in expected.items():
-        assert found[name] == pytest.approx(curve, rel=1e-6), name  # they are float32 there
 
 
 def test_a_run_that_goes_on_hides_what_it_does_again(tmp_path):
@@ -215,19 +150,25 @@ def init(**named):
 """
 
 
-def test_wandb_gets_the_lines_where_its_project_is_named(toy_corpus, tmp_path, monkeypatch):
+def test_tensorboard_and_wandb_get_the_lines_where_they_are_asked_for(
+    packs, tmp_path, monkeypatch
+):
+    pytest.importorskip("tensorboard")
+    config = changed(PLAIN, "mlm", tensorboard=True)
     (tmp_path / "wandb.py").write_text(STAND_IN)
     monkeypatch.setenv("WANDB_PROJECT", "exlm")
-    make_trainer(toy_corpus, tmp_path / "no-package").run()
+    make_trainer(config, packs, tmp_path / "no-package").run()
     monkeypatch.syspath_prepend(str(tmp_path))
-    trainer = make_trainer(toy_corpus, tmp_path / "run")
-    trainer.run()
+    output = tmp_path / "run"
+    make_trainer(config, packs, output).run()
+    records = read_metrics(output / "metrics.jsonl")
     first, *lines, last = importlib.import_module("wandb").calls
-    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert lines == [(record["step"], record) for record in records]
-    assert (first["group"], first["config"], last) == (
-        "run",
-        asdict(trainer.config),
-        "finished",
-    )
     del sys.modules["wandb"]
+    assert lines == [(record["step"], record) for record in records]
+    assert (first["group"], first["config"], last) == ("run", asdict(config), "finished")
+    curves = scalars(output / "tensorboard")
+    names = {name for record in records for name in record} - {"step"}
+    assert curves.keys() == names > {"loss", "mask_accuracy", "validation_mask_accuracy"}
+    for name, curve in curves.items():
+        expected = {record["step"]: record[name] for record in records if name in record}
+        assert curve == pytest.approx(expected, rel=1e-6), name  # they are float32 there

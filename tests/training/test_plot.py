@@ -12,7 +12,7 @@ import pytest
 from commands import fails
 
 from exlm_mini.plot import main
-from exlm_mini.plot.curves import draw, read
+from exlm_mini.plot.curves import PANELS, draw, read
 
 
 def write_log(folder, scale=1.0, with_accuracy=True, end=""):
@@ -39,45 +39,43 @@ def figure_of(**folders):
     return draw(read({name: folder / "metrics.jsonl" for name, folder in folders.items()}))
 
 
-def curves(ax, style):
-    """Points of the lines of that style."""
-    return [ax_line.get_xydata().tolist() for ax_line in lines(ax, style)]
-
-
 def lines(ax, style):
     return [
         line for line in ax.lines if line.get_linestyle() == style and len(line.get_xdata())
     ]
 
 
+def points(ax, style):
+    return [line.get_xydata().tolist() for line in lines(ax, style)]
+
+
 def test_lines_are_of_training_and_dots_of_held_out_rows(tmp_path):
     first = write_log(tmp_path / "first")
     second = write_log(tmp_path / "second", 2.0, with_accuracy=False)
     figure = figure_of(first=first, second=second)
-    axes = {ax.get_title(): ax for ax in figure.axes}
-    assert list(axes) == [
-        "training loss", "mask accuracy", "perplexity", "speed", "peak memory",
-    ]  # fmt: skip
-    assert [ax.get_yscale() for ax in figure.axes[:3]] == ["linear", "linear", "log"]
-    steps = range(1, 11)
-    for scale, loss, perplexity in zip(
-        (1.0, 2.0),
-        *(curves(axes[n], "-") for n in ("training loss", "perplexity")),
-        strict=True,
-    ):
-        assert loss == [pytest.approx([10 * n, scale / n]) for n in steps]
-        assert perplexity == [pytest.approx([10 * n, math.exp(scale / n)]) for n in steps]
-    # ExLM logs no accuracy of training batches, but one of held-out rows.
-    (accuracy,) = curves(axes["mask accuracy"], "-")
-    assert accuracy == [pytest.approx([10 * n, 5 * n]) for n in steps]
-    assert curves(axes["mask accuracy"], ":") == [[[50, 20], [100, 40]]] * 2
-    assert curves(axes["perplexity"], ":")[1] == [
-        pytest.approx([10 * n, 2 ** (4 / n)]) for n in (5, 10)
+    loss, accuracy, perplexity, _, memory = figure.axes
+    assert [ax.get_title() for ax in figure.axes] == list(PANELS)
+    assert [ax.get_yscale() for ax in (loss, accuracy, perplexity)] == [
+        "linear",
+        "linear",
+        "log",
     ]
-    assert curves(axes["peak memory"], "-")[0][-1] == pytest.approx([100, 5])
+    steps = range(1, 11)
+    for run, scale in enumerate((1.0, 2.0)):
+        assert points(loss, "-")[run] == [pytest.approx([10 * n, scale / n]) for n in steps]
+        assert points(perplexity, "-")[run] == [
+            pytest.approx([10 * n, math.exp(scale / n)]) for n in steps
+        ]
+        assert points(perplexity, ":")[run] == [
+            pytest.approx([10 * n, 2 ** (2 * scale / n)]) for n in (5, 10)
+        ]
+    # ExLM logs no accuracy of training batches, but one of held-out rows.
+    assert points(accuracy, "-") == [[pytest.approx([10 * n, 5 * n]) for n in steps]]
+    assert points(accuracy, ":") == [[[50, 20], [100, 40]]] * 2
+    assert points(memory, "-")[0][-1] == pytest.approx([100, 5])
     # The curves of one run have one colour.
-    colors = [line.get_color() for line in lines(axes["training loss"], "-")]
-    assert [line.get_color() for line in lines(axes["mask accuracy"], ":")] == colors
+    colors = [line.get_color() for line in lines(loss, "-")]
+    assert [line.get_color() for line in lines(accuracy, ":")] == colors
     assert [line.get_color() for line in figure.legends[0].get_lines()] == colors
     plt.close(figure)
 

@@ -7,7 +7,7 @@ say where a run first differs when one setting is changed.
 import copy
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -19,27 +19,32 @@ from exlm_lab.downstream.grid import TUNING as RECIPES
 from exlm_lab.downstream.grid import combinations
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, TrainConfig
-from exlm_mini.config.recipes import load_recipe
+from exlm_mini.config.recipes import dotted, load_recipe, replaced
 from exlm_mini.training.metrics import read_metrics
 from exlm_mini.training.parts import score
+from exlm_mini.training.run_directory import FREE_SETTINGS
 
-# Typed from the paper: rate, batch, epochs, warm-up share.
-FIXED = ({5e-5}, {32}, {3}, {0.06})
-LARGE_GLUE = ({1e-5, 2e-5, 3e-5, 4e-5}, {32}, {2, 3, 5}, {0.06})
-SMALL_GLUE = ({2e-5, 3e-5, 4e-5, 5e-5}, {16, 32}, {2, 3, 5, 10}, {0.06, 0.1})
-SQUAD = ({2e-5, 3e-5, 4e-5, 5e-5}, {16, 32}, {2, 3}, {0.06, 0.1})
-TABLE_6 = dict.fromkeys(["mnli", "qnli", "qqp", "rte"], FIXED)
-TABLE_11 = dict.fromkeys(["mnli", "qnli", "qqp", "sst2"], LARGE_GLUE)
-TABLE_11 |= dict.fromkeys(["rte", "mrpc", "cola", "stsb"], SMALL_GLUE) | {"squad_v2": SQUAD}
-# Epochs, batch, rate, warm-up, dropout, pooler dropout.
-TABLE_8 = {
-    "bace": (60, 64, 1e-4, 0.06, 0.1, 0.2),
-    "bbbp": (40, 128, 4e-4, 0.06, 0.1, 0.1),
-    "tox21": (80, 128, 1e-4, 0.06, 0.1, 0.1),
-    "sider": (100, 32, 5e-4, 0.4, 0.1, 0.0),
-    "muv": (40, 128, 2e-5, 0.2, 0.1, 0.1),
-    "clintox": (100, 256, 5e-5, 0.1, 0.1, 0.5),
-    "toxcast": (80, 64, 1e-4, 0.06, 0.1, 0.1),
+# Typed from the paper: rates, batches, epochs, shares of warm-up, dropout of the pooler.
+FIXED = ((5e-5,), (32,), (3,), (0.06,), (0.0,))
+LARGE_GLUE = ((1e-5, 2e-5, 3e-5, 4e-5), (32,), (2, 3, 5), (0.06,), (0.0,))
+SMALL_GLUE = ((2e-5, 3e-5, 4e-5, 5e-5), (16, 32), (2, 3, 5, 10), (0.06, 0.1), (0.0,))
+SQUAD = ((2e-5, 3e-5, 4e-5, 5e-5), (16, 32), (2, 3), (0.06, 0.1), (0.0,))
+FINE_TUNING = {
+    "table-6": dict.fromkeys(("mnli", "qnli", "qqp", "rte"), FIXED),
+    "table-8": {
+        "bace": ((1e-4,), (64,), (60,), (0.06,), (0.2,)),
+        "bbbp": ((4e-4,), (128,), (40,), (0.06,), (0.1,)),
+        "tox21": ((1e-4,), (128,), (80,), (0.06,), (0.1,)),
+        "sider": ((5e-4,), (32,), (100,), (0.4,), (0.0,)),
+        "muv": ((2e-5,), (128,), (40,), (0.2,), (0.1,)),
+        "clintox": ((5e-5,), (256,), (100,), (0.1,), (0.5,)),
+        "toxcast": ((1e-4,), (64,), (80,), (0.06,), (0.1,)),
+    },
+    "table-11": {
+        **dict.fromkeys(("mnli", "qnli", "qqp", "sst2"), LARGE_GLUE),
+        **dict.fromkeys(("rte", "mrpc", "cola", "stsb"), SMALL_GLUE),
+        "squad_v2": SQUAD,
+    },
 }
 
 PRETRAINING = RunConfig(
@@ -63,16 +68,9 @@ RATES = [0.02, 0.04, 0.04, 0.03, 0.02, 0.01]
 CHAIN_SHARES = [1, 1, 2 / 3, 0, 0, 0]
 """One and a half steps at 1, as many to fall."""
 
-NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
-
-
-def changed(config: RunConfig, **settings) -> RunConfig:
-    """Settings by dotted name, ``.`` written ``__``."""
-    for name, value in settings.items():
-        group, _, field = name.partition("__")
-        inner = replace(getattr(config, group), **{field: value}) if field else value
-        config = replace(config, **{group: inner})
-    return config
+WITHOUT_DROPOUT = {
+    "model.dropout": 0.0, "model.attention_dropout": 0.0, "model.activation_dropout": 0.0,
+}  # fmt: skip
 
 
 # ---- AdamW ----
@@ -112,12 +110,9 @@ class ByHand:
             weight.grad = None
         return norm
 
-    def weights(self) -> list[Tensor]:
-        return weights_of(self.model)
 
-
-def weights_of(model: nn.Module) -> list[Tensor]:
-    return [p.detach().double().clone() for p in model.parameters()]
+def doubles(tensors) -> list[Tensor]:
+    return [t.detach().double().clone() for t in tensors]
 
 
 def largest(tensors: list[Tensor]) -> float:
@@ -140,22 +135,18 @@ def assert_same_path(run: list[list[Tensor]], by_hand: list[list[Tensor]]) -> No
 
 @pytest.mark.parametrize("objective", ["mlm", "exlm"])
 def test_pretraining_is_adamw_by_hand(packs, tmp_path, objective):
-    config = changed(
-        PRETRAINING,
-        objective=objective,
-        model=replace(PRETRAINING.model, activation_dropout=0.0, **NO_DROPOUT),
-    )
+    config = replaced(PRETRAINING, {"objective": objective} | WITHOUT_DROPOUT)
     trainer = make_trainer(config, packs, tmp_path)
     by_hand = ByHand(trainer.model, config.train)
-    run, path = [weights_of(trainer.model)], [by_hand.weights()]
-    trainer.run(lambda _: run.append(weights_of(trainer.model)))
+    run, path = [doubles(trainer.model.parameters())], [doubles(by_hand.model.parameters())]
+    trainer.run(lambda _: run.append(doubles(trainer.model.parameters())))
     records = read_metrics(tmp_path / "metrics.jsonl")
     for step, rate in enumerate(RATES):
         share = CHAIN_SHARES[step] if objective == "exlm" else 0.0
         loss = score(by_hand.model, whole(trainer.stepper.batches, step), share).loss
         loss.backward()
         norm = by_hand.step(rate)
-        path.append(by_hand.weights())
+        path.append(doubles(by_hand.model.parameters()))
         assert norm > 1.5 * config.train.clip_norm, "clipping is to be active"
         assert records[step]["learning_rate"] == pytest.approx(rate)
         assert records[step]["loss"] == pytest.approx(loss.item(), rel=1e-4)
@@ -165,45 +156,28 @@ def test_pretraining_is_adamw_by_hand(packs, tmp_path, objective):
 
 # ---- the tables of the paper ----
 
-# By recipe and task: rate, batch, epochs, warm-up, dropout, pooler dropout as printed, then weight
-# decay and clipping, about which the tables are silent.
-PRINTED = {
-    recipe: {
-        task: {(*row, 0.1, 0.0, 0.1, 0.0) for row in itertools.product(*columns)}
-        for task, columns in tasks.items()
-    }
-    for recipe, tasks in (("table-6", TABLE_6), ("table-11", TABLE_11))
-}
-PRINTED["table-8"] = {
-    task: {(rate, batch, epochs, warmup, dropout, pooler, 0.0, 1.0)}
-    for task, (epochs, batch, rate, warmup, dropout, pooler) in TABLE_8.items()
-}
 
-
-@pytest.mark.parametrize("recipe", PRINTED)
+@pytest.mark.parametrize("recipe", FINE_TUNING)
 def test_recipes_of_fine_tuning_try_the_numbers_of_the_tables(recipe):
+    # The tables are silent about weight decay and clipping.
+    decay_and_clip = (0.0, 1.0) if recipe == "table-8" else (0.1, 0.0)
     spaces = load_recipe(recipe, RECIPES).spaces
-    for task, expected in PRINTED[recipe].items():
+    for task, columns in FINE_TUNING[recipe].items():
         found = set()
         for own in combinations(spaces[task], TuneConfig()):
-            fixed = own.adam_betas, own.adam_eps, own.attention_dropout
-            assert fixed == ((0.9, 0.98), 1e-6, 0.1)
             schedule = own.learning_rate, own.batch_size, own.epochs, own.warmup_share
-            rest = own.dropout, own.pooler_dropout, own.weight_decay, own.clip_norm
-            found.add((*schedule, *rest))
-        assert found == expected
+            found.add((*schedule, own.pooler_dropout))
+            assert (own.adam_betas, own.adam_eps) == ((0.9, 0.98), 1e-6)
+            assert (own.dropout, own.attention_dropout) == (0.1, 0.1)
+            assert (own.weight_decay, own.clip_norm) == decay_and_clip
+        assert found == set(itertools.product(*columns))
 
 
 # ---- one setting after the other ----
 
-STAGES = (
-    "weights", "batch", "hidden", "loss", "gradient", "first step", "second step",
-    "third step", "validation",
-)  # fmt: skip
-"""Of a run, in order: what it begins with, its first batch, what the encoder makes of it, its
-first loss and clipped gradient, weights after each of three steps, the validation of the last."""
-
 Stages = dict[str, list[Tensor]]
+"""Of a run, in order: what it begins with, its first batch, what the encoder makes of it, its first
+loss and clipped gradient, weights after each of three steps, the validation of the last."""
 
 # A new value, and the stage at which the run then differs first.
 PRETRAINING_TABLE = {
@@ -227,15 +201,15 @@ PRETRAINING_TABLE = {
     "model.init_std": (0.1, "weights"),
     "masking.mask_ratio": (0.3, "batch"),
     "masking.strategy": ("bernoulli", "batch"),
-    "train.steps": (8, "third step"),
+    "train.steps": (8, "step 3"),
     "train.batch_size": (12, "batch"),
     "train.micro_batch_size": (2, "batch"),
-    "train.learning_rate": (0.02, "first step"),
-    "train.warmup_steps": (4, "first step"),
-    "train.decay_from": (0.1, "third step"),
-    "train.adam_betas": ((0.6, 0.9), "second step"),
-    "train.adam_eps": (1e-2, "first step"),
-    "train.weight_decay": (0.1, "first step"),
+    "train.learning_rate": (0.02, "step 1"),
+    "train.warmup_steps": (4, "step 1"),
+    "train.decay_from": (0.1, "step 3"),
+    "train.adam_betas": ((0.6, 0.9), "step 2"),
+    "train.adam_eps": (1e-2, "step 1"),
+    "train.weight_decay": (0.1, "step 1"),
     "train.clip_norm": (0.1, "gradient"),
     "train.chain_warmup": (0.0, "loss"),
     "train.precision": ("bf16", "hidden"),
@@ -264,8 +238,8 @@ ELSEWHERE = {
 
 
 def first_difference(one: Stages, other: Stages) -> str | None:
-    for stage in STAGES:
-        a, b = one.get(stage, []), other.get(stage, [])
+    for stage in one:
+        a, b = one[stage], other.get(stage, [])
         if [t.shape for t in a] != [t.shape for t in b]:
             return stage
         gap = distance(a, b) / max(largest(a), 1e-9)
@@ -274,92 +248,55 @@ def first_difference(one: Stages, other: Stages) -> str | None:
     return None
 
 
-def doubles(tensors) -> list[Tensor]:
-    return [t.detach().double().clone() for t in tensors]
+def stages_of(config: RunConfig, packs, output) -> Stages:
+    trainer = make_trainer(config, packs, output)
+    model, parts = trainer.model, trainer.stepper.batches.parts(0)
+    stages = {
+        "weights": doubles(model.parameters()),
+        "batch": doubles(tensor for part in parts for tensor in part),
+    }
 
+    def look(encoder, inputs, hidden_BTD: Tensor) -> None:
+        stages.setdefault("hidden", doubles([hidden_BTD]))
 
-class Witness:
-    """Notes the stages of a run of three steps.
-
-    Args:
-        model: that is trained.
-        batch: the first one.
-    """
-
-    def __init__(self, model: nn.Module, batch=()) -> None:
-        self.model = model
-        self.stages = {"weights": weights_of(model), "batch": doubles(batch)}
-        model.encoder.register_forward_hook(self._look)
-
-    def _look(self, encoder, inputs, hidden_BTD: Tensor) -> None:
-        self.stages.setdefault("hidden", doubles([hidden_BTD]))
-
-    def __call__(self, progress) -> None:
+    def note(progress) -> None:
         if progress.step == 1:
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            self.stages["loss"] = [torch.tensor(progress.loss)]
-            self.stages["gradient"] = doubles(gradients)
-        self.stages[f"{('first', 'second', 'third')[progress.step - 1]} step"] = weights_of(
-            self.model
-        )
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            stages["loss"] = [torch.tensor(progress.loss)]
+            stages["gradient"] = doubles(gradients)
+        stages[f"step {progress.step}"] = doubles(model.parameters())
 
-    def is_last(self) -> bool:
-        """Asked after a step, before it is noted."""
-        return "second step" in self.stages
-
-
-@pytest.fixture(scope="module")
-def pretraining_stages(packs, tmp_path_factory):
-    def stages(config: RunConfig) -> Stages:
-        trainer = make_trainer(config, packs, tmp_path_factory.mktemp("run"))
-        batch = [tensor for part in trainer.stepper.batches.parts(0) for tensor in part]
-        witness = Witness(trainer.model, batch)
-        trainer.run(witness, should_stop=witness.is_last)
-        if trainer.evaluation:
-            bits = torch.tensor(trainer.evaluation.bits_per_mask)
-            witness.stages["validation"] = [bits]
-        return witness.stages
-
+    model.encoder.register_forward_hook(look)
+    trainer.run(note, should_stop=lambda: trainer.step == 3)
+    if trainer.evaluation:
+        stages["validation"] = [torch.tensor(trainer.evaluation.bits_per_mask)]
     return stages
 
 
 @pytest.fixture(scope="module")
-def plain_pretraining(pretraining_stages):
-    return pretraining_stages(PRETRAINING)
-
-
-def dotted(config: RunConfig) -> dict[str, object]:
-    """Every setting of a run but those of its data."""
-    groups = {
-        f"{g}.{n}": v
-        for g in ("model", "masking", "train")
-        for n, v in vars(getattr(config, g)).items()
-    }
-    return groups | {"objective": config.objective, "seed": config.seed}
+def plain_stages(packs, tmp_path_factory) -> Stages:
+    return stages_of(PRETRAINING, packs, tmp_path_factory.mktemp("run"))
 
 
 def test_every_setting_is_in_a_table():
-    assert dotted(PRETRAINING).keys() == {*PRETRAINING_TABLE, *WITHOUT_EFFECT, *ELSEWHERE}
+    names = {name for name in dotted(asdict(RunConfig())) if not name.startswith("data.")}
+    assert names == {*PRETRAINING_TABLE, *WITHOUT_EFFECT, *ELSEWHERE, "recipe"}
 
 
-def test_no_number_that_matters_is_at_its_default():
-    """So that one which is left out of a call shows in the steps by hand."""
-    own, default = dotted(PRETRAINING), dotted(RunConfig())
-    same = [name for name in PRETRAINING_TABLE if own[name] == default[name]]
-    assert not [name for name in same if not isinstance(own[name], str | bool)]
+def test_what_weights_depend_on_may_not_change_when_a_run_goes_on():
+    measured = {name for name, (_, stage) in PRETRAINING_TABLE.items() if stage == "validation"}
+    free = {name for name in (*measured, *WITHOUT_EFFECT) if name.startswith("train.")}
+    assert free | {"train.device", "train.tensorboard"} == FREE_SETTINGS
 
 
 @pytest.mark.parametrize("name", PRETRAINING_TABLE)
-def test_a_setting_changes_pretraining_where_it_should(
-    name, pretraining_stages, plain_pretraining
-):
+def test_a_setting_changes_pretraining_where_it_should(name, plain_stages, packs, tmp_path):
     value, stage = PRETRAINING_TABLE[name]
-    config = changed(PRETRAINING, **{name.replace(".", "__"): value})
+    config = replaced(PRETRAINING, {name: value})
     assert config != PRETRAINING
-    assert first_difference(plain_pretraining, pretraining_stages(config)) == stage
+    assert first_difference(plain_stages, stages_of(config, packs, tmp_path)) == stage
 
 
-def test_other_settings_do_not_change_what_is_trained(pretraining_stages, plain_pretraining):
-    settings = {name.replace(".", "__"): value for name, value in WITHOUT_EFFECT.items()}
-    stages = pretraining_stages(changed(PRETRAINING, **settings))
-    assert first_difference(plain_pretraining, stages) is None
+def test_other_settings_do_not_change_what_is_trained(plain_stages, packs, tmp_path):
+    config = replaced(PRETRAINING, WITHOUT_EFFECT)
+    assert first_difference(plain_stages, stages_of(config, packs, tmp_path)) is None

@@ -1,0 +1,26 @@
+"""Files that a corpus is made of."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from exlm_mini.data.toy_grammars import grammar
+
+
+def write_text(path: Path, num_documents: int = 200, seed: int = 0) -> str:
+    """Documents of a line, of about 130 bytes each; the path."""
+    rng, words = np.random.default_rng(seed), grammar("pairs").words
+    path.write_text("\n".join(" ".join(rng.choice(words, 30)) for _ in range(num_documents)))
+    return str(path)
+
+
+def write_hub_copy(folder: Path, texts: list[str]) -> str:
+    """A data set of three Parquet files, as the hub would give it; its name as a source."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder.mkdir()
+    for part in range(3):
+        rows = texts[part::3]
+        table = pyarrow.table({"text": rows, "id": list(range(len(rows)))})
+        parquet.write_table(table, folder / f"train-{part:05d}-of-00003.parquet")
+    return f"hub:{folder}"

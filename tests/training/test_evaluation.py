@@ -1,0 +1,177 @@
+"""Bits of held-out rows, against products over masks and sums over all paths."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from workers import PLAIN, VOCAB_SIZE, changed, make_trainer
+
+from exlm_mini.config import SpecialIds
+from exlm_mini.data.batches import validation_batches
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.objectives import log_likelihood
+from exlm_mini.training import evaluation, parts
+from exlm_mini.training.checkpoint import latest_checkpoint
+from exlm_mini.training.cost import longest_row
+from exlm_mini.training.evaluation import evaluate, row_bits_and_correct
+from exlm_mini.training.parts import load_model, make_masker, make_model, score
+from exlm_mini.training.processes import Engine
+
+SPECIAL = SpecialIds()
+ENGINE = Engine(torch.device("cpu"))
+CONFIG = changed(PLAIN, model={"num_layers": 1}, micro_batch_size=None)
+
+
+def untrained(config):
+    return make_model(config, VOCAB_SIZE, SPECIAL).eval()
+
+
+def batch_of(packs, config):
+    (batch,) = validation_batches(packs[1], make_masker(config, SPECIAL), 19, 64)
+    return batch
+
+
+# ---- bits ----
+
+
+@pytest.mark.parametrize("objective", ["mlm", "repeated-mlm"])
+def test_bits_of_mlm_are_a_sum_over_masks(packs, objective):
+    config = changed(CONFIG, objective)
+    model, batch = untrained(config), batch_of(packs, config)
+    bits_B = row_bits_and_correct(model, batch)[0]
+    for row, bits in enumerate(bits_B.tolist()):
+        length = int((batch.token_ids_BN[row] != SPECIAL.pad).sum())
+        masked_ids, is_masked, token_ids = (t[row : row + 1, :length] for t in batch)
+        with torch.no_grad():
+            p = model(masked_ids, is_masked).double().softmax(dim=1)
+        targets = token_ids[is_masked].tolist()
+        by_hand = -sum(math.log2(p[s, y]) for s, y in enumerate(targets))
+        assert bits == pytest.approx(by_hand, rel=1e-5)
+    assert torch.equal(bits_B > 0, batch.is_masked_BN.any(dim=1))
+
+
+@pytest.mark.parametrize(
+    ("boundary", "transition", "share"),
+    [("official", "gated", 0.0), ("paper", "gated", 0.5), ("paper", "uniform", 1.0)],
+)
+def test_bits_of_exlm_are_the_joint_over_all_paths(packs, boundary, transition, share):
+    config = changed(CONFIG, model={"boundary": boundary, "transition": transition})
+    model, batch = untrained(config), batch_of(packs, config)
+    bits_B = row_bits_and_correct(model, batch, share)[0]
+    with torch.no_grad():
+        scores = model(*batch, share)
+    for row in range(0, 19, 4):
+        M, L = int(scores.graph.num_targets_B[row]), int(scores.graph.num_states_B[row])
+        emission = scores.log_emission_BML[row, :M, :L].double().exp()
+        transitions = scores.log_transition_BLL[row].double().exp()
+        assert int(batch.is_masked_BN[row].sum()) + 2 == M
+        total = 0.0
+        for inner in itertools.combinations(range(1, L - 1), M - 2):
+            path = (0, *inner, L - 1)
+            p = math.prod(transitions[v, u].item() for v, u in itertools.pairwise(path))
+            # Masked tokens alone: the targets but for the first and the last.
+            total += p * math.prod(emission[i + 1, u].item() for i, u in enumerate(inner))
+        assert bits_B[row].item() == pytest.approx(-math.log2(total), rel=1e-5)
+
+
+@pytest.mark.parametrize(("objective", "is_training"), [("mlm", True), ("exlm", False)])
+def test_evaluation_is_repeatable_and_leaves_the_model_as_it_was(packs, objective, is_training):
+    config = changed(CONFIG, objective)
+    model = untrained(config).train(is_training)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    results = set()
+    for seed in range(2):
+        torch.manual_seed(seed)
+        results.add(evaluate(model, packs[1], make_masker(config, SPECIAL), 19, ENGINE))
+    assert len(results) == 1
+    assert all(part.training is is_training for part in model.modules())
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_evaluation_does_not_depend_on_the_batch_size(packs, monkeypatch):
+    model, masker = untrained(CONFIG), make_masker(CONFIG, SPECIAL)
+    large = evaluate(model, packs[1], masker, 13, ENGINE, 0.5)
+    monkeypatch.setattr(evaluation, "VALIDATION_BATCH_ROWS", 7)
+    small = evaluate(model, packs[1], masker, 13, ENGINE, 0.5)
+    assert small[1:] == large[1:] and large.num_rows == 13
+    assert small.bits == pytest.approx(large.bits, rel=1e-5)
+    assert large.bits_per_row * 13 == pytest.approx(large.bits)
+    assert large.bits_per_mask * large.num_masks == pytest.approx(large.bits)
+    assert large.perplexity == pytest.approx(2**large.bits_per_mask)
+    assert large.mask_accuracy * large.num_masks == pytest.approx(large.num_correct)
+
+
+# ---- rows without a path ----
+
+
+def test_rows_without_a_path_are_left_out_of_the_loss_and_counted(packs, monkeypatch):
+    batch = batch_of(packs, CONFIG)
+    whole_B = log_likelihood(untrained(CONFIG)(*batch)).detach()
+    lost_B = whole_B.index_fill(0, torch.tensor([3, 4]), -torch.inf)
+    monkeypatch.setattr(parts, "log_likelihood", lambda scores: lost_B)
+    scored = score(untrained(CONFIG), batch)
+    num_targets_B = batch.is_masked_BN.sum(dim=1) + 2  # [BOS] and [EOS]
+    expected = -(whole_B / num_targets_B)[torch.isfinite(lost_B)].mean().item()
+    assert scored.num_without_path == 2
+    assert scored.loss.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_rows_without_a_path_are_counted_apart(packs, monkeypatch):
+    def bits_and_correct(model, batch, share):
+        num_masks_B = batch.is_masked_BN.sum(dim=1)
+        return torch.where(num_masks_B > 2, torch.inf, 3.0), num_masks_B
+
+    monkeypatch.setattr(evaluation, "row_bits_and_correct", bits_and_correct)
+    num_masks_B = batch_of(packs, CONFIG).is_masked_BN.sum(dim=1)
+    fits_B = num_masks_B <= 2
+    assert 0 < int(fits_B.sum()) < 19
+    masker = make_masker(CONFIG, SPECIAL)
+    result = evaluate(untrained(CONFIG), packs[1], masker, 19, ENGINE)
+    assert result.num_rows == int(fits_B.sum())
+    assert result.num_without_path == 19 - result.num_rows
+    assert result.num_masks == result.num_correct == int(num_masks_B[fits_B].sum())
+    assert result.bits_per_row == 3.0
+
+
+# ---- models ----
+
+
+@pytest.mark.parametrize(
+    ("objective", "model", "strategy"),
+    [
+        ("repeated-mlm", {}, "fixed_count"),
+        ("exlm", {}, "fixed_count"),
+        ("exlm", {"boundary": "paper", "states_per_mask": 3}, "fixed_count"),
+        ("exlm", {}, "bernoulli"),
+    ],
+)
+def test_no_batch_is_longer_than_the_longest_row(packs, objective, model, strategy):
+    config = changed(CONFIG, objective, masking={"strategy": strategy}, model=model)
+    masker, model = make_masker(config, SPECIAL), untrained(config)
+    lengths, bound = [], longest_row(config, 11)
+    model.encoder.register_forward_hook(
+        lambda module, inputs, hidden_BTD: lengths.append(hidden_BTD.shape[1])
+    )
+    token_ids_BN, _ = packs[0].gather(range(37))
+    for step in range(5):
+        score(model, masker(token_ids_BN, np.full(37, step), np.arange(37), step))
+    assert max(lengths) <= bound
+    assert max(lengths) == bound or strategy == "bernoulli"
+
+
+@pytest.mark.parametrize("objective", ["mlm", "repeated-mlm", "exlm"])
+def test_a_trained_model_comes_back(packs, tmp_path, objective):
+    config = changed(CONFIG, objective)
+    trainer = make_trainer(config, packs, tmp_path)
+    trainer.run()
+    model, stored = load_model(latest_checkpoint(tmp_path / "checkpoints", print))
+    learned = {"block_length": int(packs[0].lengths_R.max()), "vocab_size": packs[0].vocab_size}
+    assert stored == replace(config, data=replace(config.data, **learned))
+    assert type(model) is (ExLM if objective == "exlm" else MaskedLM)
+    assert not model.training
+    ours, theirs = model.state_dict(), trainer.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
