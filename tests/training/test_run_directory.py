@@ -71,8 +71,8 @@ def test_file_system_without_locks_is_reported_and_used(tmp_path, monkeypatch):
 CONFIG, CPU = RunConfig(), torch.device("cpu")
 
 
-def in_precision(name: str) -> RunConfig:
-    return replace(CONFIG, train=replace(CONFIG.train, precision=name))
+def with_train(**settings: object) -> RunConfig:
+    return replace(CONFIG, train=replace(CONFIG.train, **settings))
 
 
 def start(path: Path, config: RunConfig) -> None:
@@ -92,6 +92,8 @@ def test_what_a_killed_start_left_is_removed_and_what_is_something_else_is_left_
 
 def test_a_run_goes_on_in_the_precision_of_its_start(tmp_path):
     assert as_begun(tmp_path, CONFIG, CPU, print).train.precision == "fp32"
-    start(tmp_path, in_precision("bf16"))
+    start(tmp_path, with_train(precision="bf16"))
     assert as_begun(tmp_path, CONFIG, CPU, print).train.precision == "bf16"
-    told(lambda: start(tmp_path, in_precision("fp32")), "train.precision: bf16 -> fp32")
+    for other in ({"precision": "fp32"}, {"steps": 1}):
+        (name,) = other
+        told(lambda other=other: start(tmp_path, with_train(**other)), f"train.{name}: ")
