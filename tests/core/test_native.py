@@ -11,17 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, DTYPES, FLOAT32, FLOAT64, assert_right, flat_graph
 from fibers import can_be_built
-from hard_graphs import DTYPES, assert_right, flat_graph
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from exlm_mini.alignment import build, native, posteriors, viterbi
 from exlm_mini.alignment.check import likelihood_and_gradients, random_graph
 from exlm_mini.alignment.native import Kernels
-
-FLOAT32, FLOAT64 = DTYPES
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import CASES, shifted
-from hard_graphs import (
+from cases import (
+    CASES,
     DTYPES,
+    FLOAT32,
     GRAPH_FOR_NAN,
     LARGE,
     PLACES_OF_NAN,
     assert_right,
     flat_graph,
     judge,
+    shifted,
     two_ways,
     with_score,
 )
@@ -104,7 +106,7 @@ def test_rows_that_are_not_exact_are_done_again_and_no_others(monkeypatch):
         return again(*graphs)
 
     monkeypatch.setattr(scaled.vectorized, "log_likelihood", watched)
-    single = graph.to(torch.float32)
+    single = graph.to(FLOAT32)
     assert is_exact(single) == [False, True, False]
     assert_right(single, "scaled", "naive")
     assert seen == [(torch.float64, [-1040.0, -780.0])]
@@ -113,7 +115,7 @@ def test_rows_that_are_not_exact_are_done_again_and_no_others(monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_all_rows_may_be_done_again(name, monkeypatch):
     monkeypatch.setattr(scaled, "TOLERANCE", -1.0)
-    assert_right(CASES[name].to(torch.float32), "scaled", judge(name, torch.float32)[:3])
+    assert_right(CASES[name].to(FLOAT32), "scaled", judge(name, FLOAT32)[:3])
 
 
 def test_what_log_space_would_not_change_is_not_done_again():
