@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exlm_mini.alignment import best_path, greedy, lookahead, viterbi
+from exlm_mini.alignment import best_path, greedy, lookahead
 from exlm_mini.alignment.check import random_graph
 
 GRAPHS = {
@@ -91,22 +91,6 @@ def test_each_step_is_the_likeliest_alone_or_with_its_token(seed, num_states, de
                 path.append(state)
             assert path_BM[b, : len(path)].tolist() == path
             assert (path_BM[b, len(path) :] == -1).all()
-
-
-def test_of_a_given_length_viterbi_is_the_best():
-    log_token_BLV, log_transition_BLL, _ = drawn(1, [7, 7], 1.0)
-    log_best_BML = log_token_BLV.amax(2).unsqueeze(1)
-    scored = scores_of_paths(log_token_BLV[1], log_transition_BLL[1], 7)
-    by_length = [
-        viterbi(log_best_BML.expand(2, M, 7), log_transition_BLL, M, 7)[1][1].item()
-        for M in range(2, 8)
-    ]
-    for M, score in enumerate(by_length, 2):
-        expected = max(value for path, value in scored.items() if len(path) == M)
-        assert score == pytest.approx(expected)
-    assert max(by_length) == pytest.approx(
-        best_path(log_token_BLV, log_transition_BLL, 7).log_score_B[1].item()
-    )
 
 
 @pytest.mark.parametrize("decode", [greedy, lookahead, best_path])

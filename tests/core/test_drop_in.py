@@ -64,21 +64,14 @@ def test_one_number_counts_for_all_rows(as_count):
 @pytest.mark.parametrize("reach", [1, 3])
 def test_edges_by_how_far_they_reach_are_those_of_a_matrix_with_a_band(reach):
     (emission, _, *counts), L = RAGGED, RAGGED.log_emission_BML.shape[2]
-    banded = torch.randn(5, L, reach, dtype=FLOAT64).log_softmax(2).requires_grad_()
+    banded = torch.randn(5, L, reach, dtype=FLOAT64).log_softmax(2)
     dense = torch.full((5, L, L), -torch.inf, dtype=FLOAT64)
     for t in range(reach):
-        dense.diagonal(1 + t, 1, 2).copy_(banded.detach()[:, : L - 1 - t, t])
-    dense.requires_grad_()
+        dense.diagonal(1 + t, 1, 2).copy_(banded[:, : L - 1 - t, t])
     ours_B, expected_B = (
         dag_log_likelihood(emission, edges, *counts) for edges in (banded, dense)
     )
-    torch.testing.assert_close(ours_B, expected_B)
-    for value_B in (ours_B, expected_B):
-        value_B[value_B.isfinite()].sum().backward()
-    for t in range(reach):
-        ours, theirs = banded.grad[:, : L - 1 - t, t], dense.grad.diagonal(1 + t, 1, 2)
-        torch.testing.assert_close(ours, theirs)
-        assert not banded.grad[:, L - 1 - t :, t].any()
+    assert torch.equal(ours_B, expected_B) and expected_B.isfinite().any()
 
 
 @pytest.mark.parametrize(

@@ -90,24 +90,10 @@ def test_expansion_equals_the_plain_version(rows, k, boundary, pad_to):
     assert graph.num_states_B.tolist() == [len(row) for row in expected.places]
     assert graph.num_targets_B.tolist() == [len(row) for row in expected.targets]
     # States are gathered from their places.
-    place_BT1 = torch.arange(1.0, expanded.token_ids_BT.shape[1] + 1).expand_as(
-        expanded.token_ids_BT
-    )
-    state_BLD = gather_states(place_BT1.unsqueeze(2).expand(-1, -1, 3), graph)
+    place_T = torch.arange(1, expanded.token_ids_BT.shape[1] + 1)
+    state_BLD = gather_states(place_T[None, :, None].expand(len(rows), -1, 3), graph)
     expected_BL = (graph.place_BL + 1) * graph.is_state_BL
-    assert torch.equal(state_BLD, expected_BL.float().unsqueeze(2).expand_as(state_BLD))
-
-
-def test_the_example_of_the_paper_reads_as_expected():
-    # [BOS] [MASK] b [MASK] [EOS] with two states per mask
-    expanded, graph = expand_masks(*masked_rows([BOS, -10, 11, -12, EOS]), 2, "paper", SPECIAL)
-    assert expanded.token_ids_BT.tolist() == [[BOS, MASK, MASK, 11, MASK, MASK, EOS]]
-    assert expanded.position_BT.tolist() == [[0, 1, 1, 2, 3, 3, 4]]
-    assert expanded.clone_BT.tolist() == [[0, 1, 2, 0, 1, 2, 0]]
-    assert graph.place_BL.tolist() == [[0, 1, 2, 4, 5, 6]]
-    assert graph.owner_BL.tolist() == [[0, 1, 1, 2, 2, 3]]
-    assert graph.target_ids_BM.tolist() == [[BOS, 10, 12, EOS]]
-    assert graph.is_boundary_BM.tolist() == [[True, False, False, True]]
+    assert torch.equal(state_BLD, expected_BL.unsqueeze(2).expand_as(state_BLD))
 
 
 def test_any_numbers_of_copies_may_be_asked_for():

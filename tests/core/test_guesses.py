@@ -67,13 +67,7 @@ def test_low_precision_of_the_encoder_does_not_round_the_mixture():
     log_transition_BLL = torch.full((1, 4, 4), 0.25).log()
     log_emission_BML, state_BLD = torch.zeros(1, 3, 4), torch.zeros(1, 4, 2)
     scores = StateScores(
-        log_emission_BML,
-        log_transition_BLL,
-        None,
-        None,
-        graph,
-        graph.is_mask_BM,
-        state_BLD,
+        log_emission_BML, log_transition_BLL, None, None, graph, graph.is_mask_BM, state_BLD
     )
     with torch.autocast("cpu", torch.bfloat16):
         assert guess_masks(Model(), scores).tolist() == [7]

@@ -25,8 +25,7 @@ def test_every_committed_case_is_described_and_met():
     names = {path.stem for path in COMMITTED.glob("*.npz")}
     cases, _ = (COMMITTED / "README.md").read_text().split("Names of arrays")
     first_column = re.findall(r"^\| (`.*?) \|", cases, re.M)
-    assert set(re.findall(r"`(\w+)`", " ".join(first_column))) == names
-    assert names > DEFECTS
+    assert set(re.findall(r"`(\w+)`", " ".join(first_column))) == names > DEFECTS
     assert all(name.startswith(("k", "ctc", "mlm", "dp_", "finetune")) for name in names)
 
 

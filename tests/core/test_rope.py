@@ -33,22 +33,6 @@ def by_complex_numbers(x_BHTd: Tensor, index_BT: Tensor) -> Tensor:
     return torch.cat([z_BHTj.real, z_BHTj.imag], dim=-1)
 
 
-positions = st.integers(0, 2000)
-clones = st.integers(0, 64)
-
-
-@settings(max_examples=20)
-@given(positions, clones, positions, clones, st.integers(0, 500), st.integers(0, 20))
-def test_scores_depend_on_both_differences_alone(i, j, other_i, other_j, shift_i, shift_j):
-    query_111d, key_111d = drawn(2, 1, 1, 1, HEAD_DIM)
-
-    def score(by_i: int, by_j: int) -> Tensor:
-        query = rotate(query_111d, at(i + by_i, j + by_j))
-        return (query * rotate(key_111d, at(other_i + by_i, other_j + by_j))).sum()
-
-    assert_same(score(0, 0), score(shift_i, shift_j), 1e-10)
-
-
 @settings(max_examples=20)
 @given(st.integers(0, 2**31), st.booleans())
 def test_rotation_equals_multiplication_of_complex_numbers(seed, is_2d):
