@@ -1,7 +1,6 @@
 """The contract of every alignment backend: closed forms, enumeration, invariants, gradients.
 
-``fibers`` are the CUDA kernels on a CPU and ``cuda`` on a GPU, backends like the others.
-Shapes: B rows, M targets, L states.
+``fibers`` are the CUDA kernels on a CPU. Shapes: B rows, M targets, L states.
 """
 
 from __future__ import annotations
@@ -316,17 +315,17 @@ def test_posteriors_are_the_gradients_and_sum_to_one_per_target(name):
 
 
 @pytest.mark.parametrize("backend", EVERY)
-@given(seed=st.integers(0, 2**31), M=st.integers(2, 5), L=st.integers(3, 8))
-@settings(max_examples=15)
-def test_among_equal_paths_the_earliest_states_from_the_end_win(backend, seed, M, L):
-    graph = tied_graph(seed, [M], [L])
-    scores = graph.log_emission_BML[0], graph.log_transition_BLL[0]
-    scored = {path: path_score(*scores, path).item() for path in paths(M, L)}
-    largest = max(scored.values(), default=-math.inf)
-    best = [path for path, score in scored.items() if score == largest > -math.inf]
-    expected = min((path[::-1] for path in best), default=(-1,) * M)
-    path_BM, _ = viterbi(*graph, backend)
-    assert tuple(path_BM[0].tolist()) == expected[::-1]
+def test_among_equal_paths_the_earliest_states_from_the_end_win(backend):
+    graph, num_tied = tied_graph(0, [3, 4, 5] * 9, [7, 8, 8] * 9), 0
+    for b, path_M in enumerate(viterbi(*graph, backend)[0].tolist()):
+        M, L = int(graph.num_targets_B[b]), int(graph.num_states_B[b])
+        scores = graph.log_emission_BML[b], graph.log_transition_BLL[b]
+        scored = {path: path_score(*scores, path).item() for path in paths(M, L)}
+        best = [path for path, score in scored.items() if score == max(scored.values())]
+        if scored[best[0]] > -math.inf:
+            assert path_M[:M] == list(min(path[::-1] for path in best)[::-1])
+            num_tied += len(best) > 1
+    assert num_tied > 8
 
 
 # ---- what the tests lean on ----

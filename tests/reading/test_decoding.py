@@ -90,9 +90,8 @@ def test_transitions_are_those_of_the_forward_pass(chain_share):
 
 def test_top_tokens_are_sorted_words_with_their_own_probabilities():
     # The special tokens are likelier than any word; two words tie.
-    log_token_XV = torch.tensor(
-        [[0.3, 0.2, 0.1, 0.1, 0.01, 0.09, 0.05, 0.05, 0.04, 0.06]]
-    ).log()
+    p_V = torch.tensor([0.3, 0.2, 0.1, 0.1, 0.01, 0.09, 0.05, 0.05, 0.04, 0.06])
+    log_token_XV = p_V[None].log()
     token_ids, probability = top_tokens(log_token_XV, 4, SPECIAL)
     assert token_ids.tolist() == [[9, 6, 7, 8]]
     torch.testing.assert_close(probability, torch.tensor([[0.06, 0.05, 0.05, 0.04]]))

@@ -28,10 +28,8 @@ def test_at_once_each_mask_is_by_itself_and_together_they_are_joint(name):
     alone_S, joint_B, use_k = at_once(model, ragged_batch())
     want_S, want_B = [], []
     for row in ROWS:
-        joint, hidden = (
-            log_joints(model, row).exp(),
-            row.token_ids_BN[row.is_masked_BN].tolist(),
-        )
+        joint = log_joints(model, row).exp()
+        hidden = row.token_ids_BN[row.is_masked_BN].tolist()
         want_S += [bits(of_mask(joint, s), token_id) for s, token_id in enumerate(hidden)]
         want_B.append(-math.log2(joint[tuple(hidden)]))
     assert alone_S.tolist() == pytest.approx(want_S, rel=1e-6)
@@ -70,16 +68,11 @@ def test_links_win_nothing_between_spans_and_something_within(name):
     assert (gap_B.abs() > 1e-3).tolist() == [is_linked, False, is_linked]
 
 
-def test_the_line_names_bits_links_prize_and_clones():
-    prize = Prize(
-        9, at_once=16.6, left_to_right=12.0, any_order=12.5, joint=16.0, clones_used=1.96
-    )
-    assert prize.describe(2) == (
-        "16.00 bits a row (links win 0.60 of a prize of 4.60; 1.96 of 2 clones used)"
-    )
-    assert prize._replace(joint=16.6, clones_used=None).describe(1) == (
-        "16.60 bits a row (a prize of 4.60)"
-    )
+def test_the_line_says_what_there_was_to_win_and_what_was_won():
+    prize = Prize(9, 16.6, left_to_right=12.0, any_order=12.5, joint=16.0, clones_used=1.96)
+    for number in ("16.00 bits", "links win 0.60 of a prize of 4.60", "1.96 of 2"):
+        assert number in prize.describe(2)
+    assert "links" not in prize._replace(joint=16.6, clones_used=None).describe(1)
 
 
 @pytest.mark.parametrize(("kind", "strategy"), [("smiles", "spans"), ("text", "units")])
@@ -97,11 +90,4 @@ def test_pretraining_ends_with_it(kind, strategy, tmp_path, capsys):
     line = re.search(r"exlm, held-out rows: .*", output)
     assert line and "bits a row (links win" in line[0] and "clones used" in line[0]
     ways = r"held-out rows filled ([a-z0-9, ]+): [\d.]+% readable, [\d.]+% exact"
-    filled = [
-        "at once",
-        "at once, best of 16",
-        "in turn",
-        "at once, sampled",
-        "in turn, sampled",
-    ]
-    assert re.findall(ways, output) == (filled if kind == "smiles" else [])
+    assert len(set(re.findall(ways, output))) == (5 if kind == "smiles" else 0)

@@ -83,15 +83,9 @@ def test_a_text_with_few_masks_has_paths_that_fit():
         assert english.fill(text).reading.graph.log_fit > -0.1, text
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        (" [MASK]CC\n", "molecules"),
-        ("[MASK] the", "english"),
-    ],
-)
-def test_words_are_english_and_symbols_are_a_molecule(text, found):
-    assert shipped_for(text) == found
+def test_words_are_english_and_symbols_are_a_molecule():
+    assert shipped_for(" [MASK]CC\n") == "molecules"
+    assert shipped_for("[MASK] the") == "english"
 
 
 def test_fill_reads_it_where_there_is_no_run(tmp_path, monkeypatch, capsys):

@@ -37,15 +37,12 @@ def test_a_vector_is_the_mean_of_the_tokens_of_its_text(objective, runs):
 
 
 @pytest.mark.parametrize("objective", ["exlm", "mlm", "repeated-mlm"])
-def test_filling_is_that_of_the_command(objective, runs):
+def test_a_filling_is_that_of_its_row(objective, runs):
     model = exlm_mini.load(runs / objective)
-    filled = model.fill("CC(=O)N[MASK]")
-    row_BN, copies = model.masked_row("CC(=O)N[MASK]"), model.config.num_copies
-    reading = read_row(model.model, row_BN, num_copies=copies)
+    filled, row_BN = model.fill("CC(=O)N[MASK]"), model.masked_row("CC(=O)N[MASK]")
+    reading = read_row(model.model, row_BN, num_copies=model.config.num_copies)
     assert filled.reading.token_ids_S.tolist() == reading.token_ids_S.tolist()
-    assert filled.text.startswith("CC(=O)N") and "[MASK]" not in filled.text
-    assert 0 < filled.probability <= 1
-    assert repr(filled) == f"Filled(text={filled.text!r}, probability={filled.probability})"
+    assert 0 < filled.probability <= 1 and f"text={filled.text!r}" in repr(filled)
 
 
 def test_a_loss_has_gradients_and_masks_of_its_seed(runs):
