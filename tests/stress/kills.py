@@ -26,6 +26,7 @@ import signal
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "helpers"))
@@ -62,9 +63,8 @@ def prepare_text(common, output, rng):
 
 
 def prepare_molecules(common, output, rng):
-    return _prepare(
-        common / "molecules.smi", output, rng, "--data.kind", "smiles", "--canonical"
-    )
+    options = "--data.kind", "smiles", "--canonical"
+    return _prepare(common / "molecules.smi", output, rng, *options)
 
 
 def _prepare(source, output, rng, *options):
@@ -83,8 +83,8 @@ def finetune(common, output, rng):
     from exlm_lab import finetune
 
     argv = ["--task", "bbbp", "--checkpoint", common / "run", "--data", common]
-    argv += ["--seeds", "1", "2"]
-    argv += ["--train.epochs", "10", "--device", "cpu", "--threads", "1", "--output", output]
+    argv += ["--seeds", "1", "2", "--train.epochs", "10", "--output", output]
+    argv += ["--device", "cpu", "--threads", "1"]
     return finetune.main([str(word) for word in argv])
 
 
@@ -96,11 +96,11 @@ def sweep(common, output, rng):
     from exlm_lab.experiments.catalogue import EXPERIMENTS
     from exlm_lab.experiments.cells import Cell, Experiment
 
-    exlm = {"objective": "exlm", "model.states_per_mask": 2, "masking.mask_ratio": 0.3}
-    settings = {**CELL, "train.steps": 30}
-    cells = (
-        Cell("toy-exlm", "toy", "sweep/toy", {**settings, **exlm}, TASK, seeds=(1,)),
-        Cell("toy-mlm", "toy", "sweep/toy", settings, TASK, seeds=(1,)),
+    mlm = {**CELL, "train.steps": 30}
+    exlm = {**mlm, "objective": "exlm", "model.states_per_mask": 2, "masking.mask_ratio": 0.3}
+    cells = tuple(
+        Cell(name, "toy", "sweep/toy", settings, TASK, seeds=(1,))
+        for name, settings in (("toy-exlm", exlm), ("toy-mlm", mlm))
     )
     EXPERIMENTS["ablations"] = Experiment("ablations", "", cells)
     folders = ["--output", str(output / "results"), "--work", f"{output}-work"]
@@ -243,14 +243,15 @@ def contents(directory):
 
 
 def _content(path):
-    if path.is_dir():
-        return "directory"
-    if path.suffix == ".json":
-        return _settled(json.loads(path.read_text()))
-    if path.suffix == ".jsonl":
-        return [_settled(json.loads(line)) for line in path.read_text().splitlines()]
-    if path.suffix == ".md":
-        return re.sub(r"in [\d,]+ s", "in some seconds", path.read_text())
+    match path.suffix:
+        case _ if path.is_dir():
+            return "directory"
+        case ".json":
+            return _settled(json.loads(path.read_text()))
+        case ".jsonl":
+            return [_settled(json.loads(line)) for line in path.read_text().splitlines()]
+        case ".md":
+            return re.sub(r"in [\d,]+ s", "in some seconds", path.read_text())
     return path.read_bytes()
 
 
@@ -260,13 +261,6 @@ def _settled(value):
     return [_settled(item) for item in value] if isinstance(value, list) else value
 
 
-def differences(found, wanted):
-    """Names of the files that differ."""
-    return sorted(
-        name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)
-    )
-
-
 def trial(name, folder, whole, effort, rng, log):
     """Kill a command once or twice and let it end; kills, and whether all is the same."""
     function, common, output = COMMANDS[name], folder / "common", folder / "killed" / "output"
@@ -274,10 +268,11 @@ def trial(name, folder, whole, effort, rng, log):
     output.parent.mkdir()
     told = [kill(function, common, output, rng, *effort) for _ in range(rng.choice((1, 2)))]
     finish(function, common, output, rng.random())
-    told = [moment for moment in told if moment]
-    if found := differences(contents(output), whole):
-        log(f"{name}: killed at {', '.join(told)}: other {', '.join(found[:5])}")
-    return len(told), not found
+    told, left = [moment for moment in told if moment], contents(output)
+    other = sorted(f for f in left.keys() | whole.keys() if left.get(f) != whole.get(f))
+    if other:
+        log(f"{name}: killed at {', '.join(told)}: other {', '.join(other[:5])}")
+    return len(told), not other
 
 
 def main(argv=None):
@@ -285,19 +280,18 @@ def main(argv=None):
     parser.add_argument("--kills", type=int, default=int(os.environ.get("EXLM_KILLS", 8)))
     parser.add_argument("--only", nargs="+", default=list(COMMANDS), choices=list(COMMANDS))
     parser.add_argument("--seed", type=int, default=0)
-    found = parser.parse_args(argv)
-    log = lambda line: print(line, flush=True)  # noqa: E731
+    asked = parser.parse_args(argv)
+    log = partial(print, flush=True)
     import_all()
-    rng, num_other = random.Random(found.seed), 0
+    rng, num_other = random.Random(asked.seed), 0
     with tempfile.TemporaryDirectory(prefix="kills-") as place:
         folder = Path(place)
-        common = folder / "common"
+        common, output = folder / "common", folder / "whole" / "output"
         common.mkdir()
-        finish(make_common, common, folder / "made", found.seed)
+        finish(make_common, common, folder / "made", asked.seed)
         log(f"{'command':20}{'kills':>8}{'same':>8}{'other':>8}")
-        for i, name in enumerate(found.only):
-            wanted = found.kills // len(found.only) + (i < found.kills % len(found.only))
-            output = folder / "whole" / "output"
+        for i, name in enumerate(asked.only):
+            wanted = asked.kills // len(asked.only) + (i < asked.kills % len(asked.only))
             output.parent.mkdir()
             effort = finish(COMMANDS[name], common, output, 0)
             whole = contents(output)

@@ -59,11 +59,9 @@ TRAINING_TESTS = (
 
 
 class Outcome(NamedTuple):
-    """Of one machine."""
-
     passed: int
     failed: list[str]
-    """Cells and tests."""
+    """Names of cells and tests."""
     skipped: int
     output: str
 

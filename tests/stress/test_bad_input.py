@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from commands import contents, main_of
+from commands import contents, ended, main_of
 from glue_files import write_task
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -41,31 +41,21 @@ TASKS = (
 RESULTS = Path(__file__).parents[2] / "book" / "results"
 
 
-def ended(command, argv, capsys):
+def ends(command, argv, capsys):
     """The exit code of a command that has done its work or told one line; 0 or 2."""
-    capsys.readouterr()
     try:
-        code = main_of(command)([str(word) for word in argv]) or 0
+        code, _, err = ended(capsys, main_of(command), *argv)
     except SystemExit as end:  # --help
-        code = end.code
-    err = capsys.readouterr().err
+        code, err = end.code, ""
     print(err)  # shown with a failure
-    assert code in (0, 2), (command, argv, err)
-    assert "Traceback" not in err
+    assert code in (0, 2) and "Traceback" not in err, (command, argv)
     told = [line for line in err.split("\n") if line.startswith("error: ")]
-    assert len(told) == (code == 2), (command, argv, err)
+    assert len(told) == (code == 2), (command, argv)
     assert all(line.isprintable() and len(line) < 2000 for line in told), told
     return code
 
 
 # ---- damaged files ----
-
-
-def table(column, rows):
-    """The same table as CSV and as lines of JSON."""
-    cells = (row.replace('"', '""') for row in rows)
-    lines = (json.dumps({column: row}) for row in rows)
-    return "\n".join([column, *(f'"{cell}"' for cell in cells)]), "\n".join(lines)
 
 
 def write_lmdb(path, values):
@@ -84,10 +74,11 @@ def write_documents(folder):
     import pandas
 
     for name, column, rows in (("t", "text", SENTENCES), ("m", "smiles", MOLECULES)):
-        csv, lines = table(column, rows)
-        for suffix, text in (("csv", csv), ("jsonl", lines), ("txt", "\n\n".join(rows))):
-            (folder / f"{name}.{suffix}").write_text(text)
-        pandas.DataFrame({column: rows}).to_parquet(folder / f"{name}.parquet")
+        table = pandas.DataFrame({column: rows})
+        table.to_csv(folder / f"{name}.csv", index=False)
+        table.to_json(folder / f"{name}.jsonl", orient="records", lines=True)
+        table.to_parquet(folder / f"{name}.parquet")
+        (folder / f"{name}.txt").write_text("\n\n".join(rows))
     (folder / "m.smi").write_text("\n".join(MOLECULES))
     (folder / "t.txt.gz").write_bytes(gzip.compress((folder / "t.txt").read_bytes(), mtime=0))
     (folder / "t.csv.xz").write_bytes(lzma.compress((folder / "t.csv").read_bytes()))
@@ -171,12 +162,12 @@ def damages(draw):
 @pytest.mark.slow
 def test_whole_files_are_read(files, tmp_path, capsys):
     folder = tmp_path / "files"
-    every = {str(use): use for some in uses(files).values() for use in some}
-    for place in range(len(every)):
+    num_uses = len({str(use) for some in uses(files).values() for use in some})
+    for place in range(num_uses):
         shutil.copytree(files, folder)
-        names = {str(use): use for some in uses(folder).values() for use in some}
-        command, argv = list(names.values())[place]
-        assert ended(command, argv, capsys) == 0, (command, argv)
+        every = {str(use): use for some in uses(folder).values() for use in some}
+        command, argv = list(every.values())[place]
+        assert ends(command, argv, capsys) == 0, (command, argv)
         shutil.rmtree(folder)
 
 
@@ -192,7 +183,7 @@ def test_a_damaged_file_is_read_right_or_told(files, tmp_path_factory, capsys, d
     if content := path.read_bytes():
         path.write_bytes(data.draw(damages())(content))
     before = contents(folder)
-    if ended(command, argv, capsys) == 2:
+    if ends(command, argv, capsys) == 2:
         after = contents(folder)
         assert {name: after.get(name) for name in before} == before
         assert not (folder / "out" / "corpus.json").exists()
@@ -282,10 +273,8 @@ def options_of(command):
     """Options that take something; ``--debug`` prints the traceback that is looked for."""
     if command == "export":
         return ["--help"]
-    module = (
-        "exlm_mini.config.options" if command == "pretrain" else main_of(command).__module__
-    )
-    parser = importlib.import_module(module)._parser()
+    name = "exlm_mini.config.options" if command == "pretrain" else main_of(command).__module__
+    parser = importlib.import_module(name)._parser()
     if command == "bench":
         parser = parser._subparsers._group_actions[0].choices["dag"]
     return [option for option in parser._option_string_actions if option != "--debug"]
@@ -306,6 +295,6 @@ def test_an_odd_word_is_taken_or_told(files, tmp_path_factory, monkeypatch, caps
     folder = tmp_path_factory.mktemp("empty")
     monkeypatch.chdir(folder)
     before = contents(files)
-    if ended(command, argv, capsys) == 2:
+    if ends(command, argv, capsys) == 2:
         assert not contents(folder), argv
     assert contents(files) == before, argv

@@ -14,14 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from workers import (
-    PLAIN,
-    SPREAD,
-    STEPS,
-    Witness,
-    changed,
-    copy_checkpoints,
-)
+from workers import PLAIN, SPREAD, STEPS, Witness, changed, copy_checkpoints
 
 from exlm_mini.config import SpecialIds
 from exlm_mini.training import evaluation
@@ -87,14 +80,10 @@ def seen(directory, name, num_processes=2):
 
 
 def same_tensors(first, second, tolerance=0.0):
-    a, b = load_checkpoint(first), load_checkpoint(second)
-    assert a.tensors.keys() == b.tensors.keys()
-    for group, named in a.tensors.items():
-        assert named.keys() == b.tensors[group].keys()
-        for name, tensor in named.items():
-            torch.testing.assert_close(
-                tensor, b.tensors[group][name], rtol=0, atol=tolerance, msg=f"{group} {name}"
-            )
+    a, b = load_checkpoint(first).tensors, load_checkpoint(second).tensors
+    assert a.keys() == b.keys()
+    for group in a:
+        torch.testing.assert_close(a[group], b[group], rtol=0, atol=tolerance)
 
 
 # ---- the same run ----
@@ -114,15 +103,13 @@ def test_rows_order_and_masks_do_not_depend_on_the_number_of_processes(
     name, two, packs, tmp_path
 ):
     alone = run_alone(SPREAD[name], packs, tmp_path)["rows"]
-    ranks = [entry["rows"] for entry in seen(two, name)]
-    assert all(ranks)
-    together = sorted(ranks[0] + ranks[1], key=lambda row: row[:2])
-    assert [row[2:] for row in together] == [row[2:] for row in alone]
-    assert [row[0] for row in together] == [row[0] for row in alone]
+    first, second = (entry["rows"] for entry in seen(two, name))
+    assert first and second
+    together = sorted(first + second, key=lambda row: row[:2])
+    assert [(row[0], *row[2:]) for row in together] == [(row[0], *row[2:]) for row in alone]
     if SPREAD[name].train.batch_tokens is None:
         # 37 rows to learn from, 48 in 6 steps: each once in the first epoch.
-        first = [tuple(row[2]) for row in together[:37]]
-        assert len(set(first)) == 37
+        assert len({tuple(row[2]) for row in together[:37]}) == 37
 
 
 @pytest.mark.parametrize("name", SPREAD)
@@ -130,13 +117,12 @@ def test_processes_and_accumulation_change_no_loss(name, two, packs, tmp_path):
     ranks = seen(two, name)
     assert ranks[0]["losses"] == ranks[1]["losses"]
     assert ranks[0]["weights"] == ranks[1]["weights"]
-    for size in (None,) if name == "tokens" else (None, 1):
-        config = SPREAD[name]
-        if name != "tokens":
-            config = changed(config, micro_batch_size=size)
-        alone = run_alone(config, packs, tmp_path / str(size))
+    sizes = () if name == "tokens" else (None, 1)
+    configs = [changed(SPREAD[name], micro_batch_size=size) for size in sizes]
+    for number, config in enumerate(configs or [SPREAD[name]]):
+        alone = run_alone(config, packs, tmp_path / str(number))
         assert alone["losses"] == pytest.approx(ranks[0]["losses"], rel=1e-6, abs=1e-6)
-        same_tensors(tmp_path / str(size) / LAST, two / name / LAST, tolerance=1e-4)
+        same_tensors(tmp_path / str(number) / LAST, two / name / LAST, tolerance=1e-4)
 
 
 def test_validation_batches_dealt_out_are_validation(two, packs, monkeypatch):
@@ -152,10 +138,10 @@ def test_validation_batches_dealt_out_are_validation(two, packs, monkeypatch):
 
     whole = evaluated(0, 1, lambda own: own)
     for world_size in (2, 3, 7):
-        sums = []
+        own_sums = []
         for rank in range(world_size):
-            evaluated(rank, world_size, lambda own, sums=sums: sums.append(own) or own)
-        assert evaluated(0, world_size, lambda own, sums=sums: sum(sums)) == whole
+            evaluated(rank, world_size, lambda own, sums=own_sums: sums.append(own) or own)
+        assert evaluated(0, world_size, lambda own, sums=own_sums: sum(sums)) == whole
 
 
 def test_a_run_of_two_processes_goes_on_in_one(two, packs, tmp_path):
