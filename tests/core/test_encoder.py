@@ -9,104 +9,67 @@ import math
 
 import pytest
 import torch
-from small_models import PAD, assert_same, drawn, gradients, make_encoder
+from small_models import (
+    BOS,
+    EOS,
+    PAD,
+    SPECIAL,
+    assert_same,
+    drawn,
+    gradients,
+    make_encoder,
+    masked_rows,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from exlm_mini.config import ModelConfig
 from exlm_mini.model.encoder import Encoder, SelfAttention, attend, initialise
+from exlm_mini.model.expansion import expand_masks
 from exlm_mini.model.rope import Rotation, rotate, rotation_1d, rotation_2d
 
-
-def make_batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Three expanded rows of 7, 4 and 6 tokens."""
-    token_ids_BT = torch.tensor(
-        [[1, 5, 5, 7, 5, 5, 2], [1, 8, 9, 2, 0, 0, 0], [1, 5, 5, 5, 9, 2, 0]]
-    )
-    position_BT = torch.tensor(
-        [[0, 1, 1, 2, 3, 3, 4], [0, 1, 2, 3, 0, 0, 0], [0, 1, 1, 1, 2, 3, 0]]
-    )
-    clone_BT = torch.tensor(
-        [[0, 1, 2, 0, 1, 2, 0], [0, 0, 0, 0, 0, 0, 0], [0, 1, 2, 3, 0, 0, 0]]
-    )
-    return token_ids_BT, position_BT, clone_BT, token_ids_BT != PAD
+BATCH = masked_rows([BOS, -6, 7, -8, EOS], [BOS, 8, 9, EOS], [BOS, -6, 9, EOS])
+EXPANDED, _ = expand_masks(*BATCH, 2, "paper", SPECIAL)
 
 
-def attention_by_hand(
-    attention: SelfAttention, x_BTD: Tensor, rotation: Rotation, is_real_BT: Tensor
-) -> Tensor:
-    """softmax(q kᵀ / sqrt(d)) v, head by head and row by row."""
-    query_BTD, key_BTD, value_BTD = attention.query_key_value(x_BTD).chunk(3, dim=-1)
-    d = x_BTD.shape[-1] // attention.num_heads
-    out_BTD = torch.zeros_like(x_BTD)
-    for h in range(attention.num_heads):
-        part = slice(h * d, (h + 1) * d)
-        query_BTd, key_BTd = (
-            rotate(t[..., part].unsqueeze(1), rotation).squeeze(1) for t in (query_BTD, key_BTD)
-        )
-        for b in range(len(x_BTD)):
-            real_T = is_real_BT[b]
-            score_TT = query_BTd[b] @ key_BTd[b, real_T].t() / math.sqrt(d)
-            weight_TT = score_TT.exp() / score_TT.exp().sum(1, keepdim=True)
-            out_BTD[b, :, part] = weight_TT @ value_BTD[b, real_T][:, part]
-    return attention.output(out_BTD)
-
-
-def encoder_by_hand(
-    encoder: Encoder, token_ids_BT: Tensor, rotation: Rotation, is_real_BT: Tensor
-) -> Tensor:
-    x_BTD = encoder.embedding.weight[token_ids_BT]
-    for layer in encoder.layers:
-        x_BTD = x_BTD + attention_by_hand(
-            layer.attention, layer.attention_norm(x_BTD), rotation, is_real_BT
-        )
-        x_BTD = x_BTD + layer.ffn_out(F.gelu(layer.ffn_in(layer.ffn_norm(x_BTD))))
-    return encoder.final_norm(x_BTD)
+def attention_by_hand(attention: SelfAttention, x_TD: Tensor, rotation: Rotation) -> Tensor:
+    """softmax(q kᵀ / sqrt(d)) v of one row, head by head."""
+    num_heads, out = attention.num_heads, []
+    heads = (x.chunk(num_heads, dim=1) for x in attention.query_key_value(x_TD).chunk(3, dim=1))
+    for *query_and_key, value_Td in zip(*heads, strict=True):
+        query_Td, key_Td = (rotate(x_Td[None, None], rotation)[0, 0] for x_Td in query_and_key)
+        weight_TT = (query_Td @ key_Td.t() / math.sqrt(query_Td.shape[1])).exp()
+        out.append(weight_TT / weight_TT.sum(1, keepdim=True) @ value_Td)
+    return attention.output(torch.cat(out, dim=1))
 
 
 @pytest.mark.parametrize("rope", ["2d", "1d"])
-def test_encoder_equals_its_formula(rope):
-    """Whatever the padding holds."""
-    encoder = make_encoder(rope=rope)
-    *inputs, is_real_BT = make_batch()
-    token_ids_BT, position_BT, clone_BT = (x.masked_fill(~is_real_BT, 9) for x in inputs)
-    ours_BTD = encoder(token_ids_BT, position_BT, clone_BT, is_real_BT)
-    if rope == "2d":
-        rotation = rotation_2d(position_BT, clone_BT, encoder.head_dim, torch.float64)
-    else:  # places in the expanded row
-        rotation = rotation_1d(torch.arange(7).expand(3, 7), encoder.head_dim, torch.float64)
-    expected_BTD = encoder_by_hand(encoder, token_ids_BT, rotation, is_real_BT)
-    assert_same(ours_BTD[is_real_BT], expected_BTD[is_real_BT])
-    for b, length in enumerate(is_real_BT.sum(1).tolist()):  # a row alone
-        alone_1TD = encoder(*(t[b : b + 1, :length] for t in make_batch()))
-        assert_same(ours_BTD[b, :length], alone_1TD[0])
-
-
-@pytest.mark.parametrize(("expand_at", "rope"), [(1, "2d"), (2, "2d"), (2, "1d")])
-def test_layers_below_the_expansion_see_the_row_and_clones_begin_alike(expand_at, rope):
+@pytest.mark.parametrize("expand_at", [0, 1, 2])
+def test_encoder_equals_its_formula(expand_at, rope):
+    """Row by row, whatever the padding holds. Layers below the expansion see the row itself."""
     encoder = make_encoder(num_layers=3, expand_at=expand_at, rope=rope)
-    inputs = make_batch()
-    row_ids_BN = torch.tensor([[1, 5, 7, 5, 2], [1, 8, 9, 2, 0], [1, 5, 9, 2, 0]])
-    hidden_BTD = encoder(*inputs, row_ids_BN)
-    ids_BT, position_BT, clone_BT, is_real_BT = inputs
-
-    def rotation(position_1T: Tensor, clone_1T: Tensor) -> Rotation:
-        if rope == "1d":
-            place_1T = torch.arange(position_1T.shape[1])[None]
-            return rotation_1d(place_1T, encoder.head_dim, torch.float64)
-        return rotation_2d(position_1T, clone_1T, encoder.head_dim, torch.float64)
-
+    *inputs, is_real_BT = EXPANDED
+    rows = [BATCH.masked_ids_BN] if expand_at else []
+    hidden_BTD = encoder(*(x.masked_fill(~is_real_BT, 2) for x in inputs), is_real_BT, *rows)
     for b, is_real_T in enumerate(is_real_BT):
-        row_1N = row_ids_BN[b : b + 1, row_ids_BN[b] != PAD]
-        position_1T, clone_1T = position_BT[None, b, is_real_T], clone_BT[None, b, is_real_T]
-        assert torch.equal(row_1N.gather(1, position_1T), ids_BT[None, b, is_real_T])
-        x_1ND, place_1N = encoder.embedding(row_1N), torch.arange(row_1N.shape[1])[None]
-        for layer in encoder.layers[:expand_at]:
-            x_1ND = layer(x_1ND, rotation(place_1N, 0 * place_1N), None)
-        x_1TD = x_1ND[:, position_1T[0]]
-        for layer in encoder.layers[expand_at:]:
-            x_1TD = layer(x_1TD, rotation(position_1T, clone_1T), None)
-        assert_same(hidden_BTD[b, is_real_T], encoder.final_norm(x_1TD)[0])
+        row_N = BATCH.masked_ids_BN[b, BATCH.masked_ids_BN[b] != PAD]
+        _, expanded_T, clone_T = (x_BT[b, is_real_T] for x_BT in inputs)
+        x_TD, position_T = encoder.embedding.weight[row_N], torch.arange(len(row_N))
+        clones = {True: clone_T, False: 0 * position_T}
+        for number, layer in enumerate(encoder.layers):
+            if number == expand_at:
+                x_TD, position_T = x_TD[expanded_T], expanded_T
+            if rope == "2d":
+                places = position_T[None], clones[number >= expand_at][None]
+                rotation = rotation_2d(*places, encoder.head_dim, torch.float64)
+            else:  # places in the row as it is here
+                place_1T = torch.arange(len(x_TD))[None]
+                rotation = rotation_1d(place_1T, encoder.head_dim, torch.float64)
+            x_TD = x_TD + attention_by_hand(
+                layer.attention, layer.attention_norm(x_TD), rotation
+            )
+            x_TD = x_TD + layer.ffn_out(F.gelu(layer.ffn_in(layer.ffn_norm(x_TD))))
+        assert_same(hidden_BTD[b, is_real_T], encoder.final_norm(x_TD))
 
 
 EYE = torch.eye(16)
@@ -152,11 +115,11 @@ def test_dropout_strikes_its_share_at_every_place(site, expand_at):
 
 def test_padding_gets_no_gradient():
     encoder = make_encoder()
-    token_ids_BT, *rest = make_batch()
+    token_ids_BT, *rest = EXPANDED
     hidden_BTD = encoder(token_ids_BT.masked_fill(token_ids_BT == PAD, 13), *rest)
     (hidden_BTD[rest[-1]] ** 2).sum().backward()
     assert not encoder.embedding.weight.grad[13].any()
-    assert encoder.embedding.weight.grad[5].any()
+    assert encoder.embedding.weight.grad[SPECIAL.mask].any()
     encoder.zero_grad()
     (encoder(token_ids_BT, *rest) ** 2).sum().backward()
     assert not encoder.embedding.weight.grad[PAD].any()
