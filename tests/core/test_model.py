@@ -26,7 +26,6 @@ from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
 from exlm_mini.model.expansion import expand_masks, gather_states
 from exlm_mini.model.objectives import log_likelihood
-from exlm_mini.model.transition import parallel_chains
 
 EVERY_KIND = [
     {"transition": "gated", "boundary": "official"},
@@ -155,17 +154,6 @@ def test_too_long_rows_are_refused():
 
 
 # ---- chains at the start of training ----
-
-
-def test_chain_share_leads_from_chains_to_learned_transitions():
-    model = make_model(states_per_mask=3).eval()
-    hidden_BTD, graph = model.encode(*BATCH)
-    state_BLD = model.states(hidden_BTD, graph)
-    chains_BLL = parallel_chains(state_BLD, graph).exp()
-    learned_BLL = model.transition(state_BLD, graph).exp()
-    for share in (0.0, 0.3, 1.0):
-        ours_BLL = model(*BATCH, chain_share=share).log_transition_BLL.exp()
-        assert_same(ours_BLL, (1 - share) * learned_BLL + share * chains_BLL, 1e-12)
 
 
 def test_while_the_chains_stand_transitions_learn_and_nothing_else_heeds_them():

@@ -198,18 +198,6 @@ def test_without_edges_that_skip_a_mask_the_joint_is_a_distribution(
     assert (span_VV - span_VV.sum(1, keepdim=True) * span_VV.sum(0)).abs().max() > 1e-4
 
 
-@BOUNDARIES
-@pytest.mark.parametrize(("k", "sparse"), [(1, False), (3, True)])
-def test_with_transitions_probability_leaks_to_other_lengths(k, boundary, sparse):
-    """The joint sums to the probability of a path of the right length that ends at the end. A walk
-    from the start may also skip masks, visit one twice or stop at an earlier copy of [EOS]."""
-    scores = make_model(states_per_mask=k, boundary=boundary, sparse=sparse)(*TWO_MASKS)
-    total = log_likelihood(scores, with_boundaries=False).exp().sum()
-    walk_LL = torch.linalg.matrix_power(scores.log_transition_BLL[0].exp(), 3)
-    assert abs(total - walk_LL[0, -1]) < 1e-12
-    assert 0 < total < 1 - 1e-4
-
-
 def spells(labels: tuple[int, ...]) -> list[int]:
     """CTC's reading of labels: merge neighbours, then drop blanks; [UNK] is nothing but blanks."""
     return [label for label, _ in groupby(labels) if label != UNK] or [UNK]

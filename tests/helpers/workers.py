@@ -94,9 +94,9 @@ def make_trainer(config, packs, output):
 
 def losses(trainer):
     """Those of all steps of its run."""
-    found = []
-    trainer.run(lambda progress: found.append(progress.loss))
-    return found
+    progress = []
+    trainer.run(progress.append)
+    return [step.loss for step in progress]
 
 
 def digest(model):
@@ -142,8 +142,8 @@ class Witness:
         return update
 
     def score(self, batch, *more):
-        rows = [batch.token_ids_BN, batch.is_masked_BN]
-        for tokens, is_masked in zip(*(part.tolist() for part in rows), strict=True):
+        rows = zip(batch.token_ids_BN.tolist(), batch.is_masked_BN.tolist(), strict=True)
+        for tokens, is_masked in rows:
             row = [token for token in tokens if token != SPECIAL.pad]
             self.seen["rows"].append([self.now, self.micro, row, is_masked[: len(row)]])
         self.micro += self.engine.world_size
@@ -157,10 +157,8 @@ def copy_checkpoints(whole, cut, step, engine):
     """What a run killed in the step after this one leaves behind."""
     if engine.is_main:
         shutil.rmtree(cut, ignore_errors=True)
-        for done in range(1, step + 1):
-            name = f"checkpoints/step-{done:06d}"
-            shutil.copytree(whole / name, cut / name)
-        shutil.copy(whole / "metrics.jsonl", cut)
+        later = [f"step-{number:06d}" for number in range(step + 1, STEPS + 1)]
+        shutil.copytree(whole, cut, ignore=shutil.ignore_patterns(*later, "rank-*.json"))
     engine.same(None)
 
 

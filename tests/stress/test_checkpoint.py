@@ -85,22 +85,26 @@ def test_every_flipped_bit_is_refused_and_the_previous_checkpoint_used(tmp_path)
     assert is_equal(latest_checkpoint(tmp_path, pytest.fail))
 
 
+FOREIGN = [
+    "notes.tmp", "old-step-000001.tmp", "step-00001.tmp", "step-000001.tmp.zip", "step-best",
+    "step-best.tmp", "step-000001.old", "step-000001.tmp2",
+]  # fmt: skip
+"""Names that no save gives."""
+
+
 def test_latest_falls_back_on_the_newest_intact_checkpoint(tmp_path):
     for step in (9, 10, 999_999, 1_000_000):
         save_checkpoint(tmp_path, step, TENSORS, {"step": step})
     flip_bit(tmp_path / "step-1000000" / "model.safetensors", 900)
     (tmp_path / "step-999999" / "optimizer.safetensors").unlink()
-    (tmp_path / "step-2000000").mkdir()
-    (tmp_path / "step-3000000.tmp").mkdir()
+    for name in ("step-2000000", "step-3000000.tmp", *FOREIGN):
+        (tmp_path / name).mkdir()
     (tmp_path / "step-4000000").write_text("a file of somebody else")
-    (tmp_path / "step-best").mkdir()
-    (tmp_path / "config.yaml").write_text("")
     lines = []
-    found = latest_checkpoint(tmp_path, lines.append)
-    assert found.step == 10 and found.state == {"step": 10}
-    assert [line.split()[2] for line in lines] == [
-        "step-2000000:", "step-1000000:", "step-999999:",
-    ]  # fmt: skip
+    latest = latest_checkpoint(tmp_path, lines.append)
+    assert latest.step == 10 and latest.state == {"step": 10}
+    skipped = [line.split()[2].rstrip(":") for line in lines]
+    assert skipped == ["step-2000000", "step-1000000", "step-999999"]
 
 
 def test_latest_of_nothing_is_none_and_of_only_broken_ones_an_error(tmp_path):
@@ -197,17 +201,13 @@ def steps_in(directory: Path) -> list[int]:
 
 def test_other_files_are_never_deleted(tmp_path):
     prune_checkpoints(tmp_path / "missing", 1, 2)
-    foreign = [
-        "notes.tmp", "old-step-000001.tmp", "step-00001.tmp", "step-000001.tmp.zip",
-        "step-best", "step-best.tmp", "step-000001.old", "step-000001.tmp2",
-    ]  # fmt: skip
-    for name in (*foreign, "step-000001.tmp", "step-1000000.tmp"):
+    for name in (*FOREIGN, "step-000001.tmp", "step-1000000.tmp"):
         (tmp_path / name).mkdir()
     (tmp_path / "step-000000").write_text("a file of somebody else")
     save_steps(tmp_path, 1, 2)
     prune_checkpoints(tmp_path, 1, 2)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {*foreign, "step-000000", "step-000002"}
+    assert names == {*FOREIGN, "step-000000", "step-000002"}
 
 
 @pytest.mark.reliability
