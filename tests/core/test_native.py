@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from exlm_mini.alignment import native, viterbi
 from exlm_mini.alignment.build import cxx
 from exlm_mini.alignment.check import likelihood_and_gradients, random_graph
-from exlm_mini.alignment.native import Kernels
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,25 +84,21 @@ extern "C" int dag_cuda_log_likelihood_float32() { return 0; }
 """
 
 
-@pytest.fixture
-def stub(tmp_path, monkeypatch) -> Kernels:
-    """A library that only gives results, loaded as that of a GPU."""
+def test_a_result_of_cuda_is_told_in_its_words_and_no_rows_never_ask(tmp_path, monkeypatch):
+    """Of a library that only gives results, loaded as that of a GPU."""
     source, library = tmp_path / "stub.cpp", tmp_path / "stub.so"
     source.write_text(STUB)
     subprocess.run([cxx(), "-shared", "-fPIC", source, "-o", library], check=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(native, "build", lambda device_type: Path(library))
+    monkeypatch.setattr(native, "build", lambda device_type: library)
     kernels = native._load.__wrapped__("cuda")
     assert kernels.last_argument is native._stream  # there is none to ask for here
-    return kernels._replace(last_argument=lambda device: ctypes.c_void_p(0))
-
-
-def test_a_result_of_cuda_is_told_in_its_words_and_no_rows_never_ask(stub):
+    kernels = kernels._replace(last_argument=lambda device: ctypes.c_void_p(0))
     graph = random_graph(1, [3], [5]).to(FLOAT32)
-    native.log_likelihood_with(stub, graph)
+    native.log_likelihood_with(kernels, graph)
     with pytest.raises(RuntimeError, match="CUDA: no image"):
-        native.viterbi_with(stub, graph)
-    path_BM, log_score_B = native.viterbi_with(stub, tuple(t[:0] for t in graph))
+        native.viterbi_with(kernels, graph)
+    path_BM, log_score_B = native.viterbi_with(kernels, tuple(t[:0] for t in graph))
     assert path_BM.shape == (0, 3) and log_score_B.shape == (0,)
 
 

@@ -98,4 +98,3 @@ def test_what_cannot_be_read_is_told(runs, capsys):
     told(lambda: model.loss(3), "texts[0] is 3")
     told(lambda: model.loss(["CC", "C[MASK]"]), "texts[1]", "without masks")
     told(lambda: model.loss([]), "at least one")
-    told(lambda: exlm_mini.load(runs / "nowhere"), runs / "nowhere")
