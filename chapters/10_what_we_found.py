@@ -32,9 +32,9 @@ import os
 import subprocess
 import sys
 
+url = "https://github.com/exlm-book/exlm-book"
 package = importlib.util.find_spec("exlm_mini")
 if package is None:
-    url = "https://github.com/exlm-book/exlm-book"
     subprocess.run(["git", "clone", "--depth", "1", url, "exlm-book"], check=True)
     pip = [sys.executable, "-m", "pip", "install", "-q", "-e"]
     subprocess.run([*pip, "exlm-book[text,chem,train,tasks,plot]"], check=True)
@@ -43,7 +43,11 @@ if package is None:
     sys.path.insert(0, os.path.abspath(".."))
 elif not os.path.isdir("../book"):
     # A copy of this notebook reads the records of the book its package is from.
-    os.chdir(os.path.abspath(package.origin + "/../../chapters"))
+    chapters = os.path.abspath(package.origin + "/../../chapters")
+    if not os.path.isdir(chapters):
+        sys.exit(f"a chapter needs the book around it: open it in a clone of {url}")
+    os.chdir(chapters)
+    sys.path.insert(0, chapters)
 
 # %% tags=["remove-input"]
 import matplotlib.pyplot as plt

@@ -3,6 +3,7 @@
 import ast
 import base64
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -115,6 +116,32 @@ def test_a_chapter_has_what_every_chapter_has(source):
     # The column of the page.
     assert [x for cell in code for x in cell.source.splitlines() if len(x) > 84] == []
     assert f"chapters/{source.stem}\n" in (ROOT / "book" / "_toc.yml").read_text()
+
+
+@pytest.mark.parametrize("with_book", [True, False])
+def test_a_copy_of_a_chapter_finds_the_book_of_its_package_or_says_how_to_get_it(
+    with_book, tmp_path
+):
+    package = tmp_path / "site" / "exlm_mini"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    if with_book:
+        (package.parent / "chapters").mkdir()
+        (package.parent / "chapters" / "beside.py").touch()
+    cell = next(c for c in jupytext.read(SOURCES[0]).cells if c.cell_type == "code")
+    copy = tmp_path / "copies" / "page.py"
+    copy.parent.mkdir()
+    copy.write_text(cell.source + "\nimport beside")
+    result = subprocess.run(
+        [sys.executable, copy],
+        cwd=copy.parent,
+        env=os.environ | {"PYTHONPATH": str(package.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == (0 if with_book else 1), result.stderr
+    if not with_book:
+        assert re.fullmatch("a chapter needs the book .*clone of https.*\n", result.stderr)
 
 
 # ---- the core: one growing program ----
