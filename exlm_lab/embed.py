@@ -30,8 +30,9 @@ from exlm_lab.downstream.figure import draw_map
 from exlm_lab.downstream.tables import find_column, num_rows, progressing_chunks, table_writer
 from exlm_mini.config.checks import Count, UserError
 from exlm_mini.config.options import Parser, command_parser, of
-from exlm_mini.data.files import whole_file
+from exlm_mini.data.files import check_file, whole_file
 from exlm_mini.plot import SUFFIXES
+from exlm_mini.reading.runs import model_directory
 from exlm_mini.training.console import exit_code, say
 
 MOST_DRAWN = 5000
@@ -64,9 +65,6 @@ def _npy(path: Path, *shape: int) -> Iterator[Callable[[np.ndarray], object]]:
 
 def run(options: Any) -> None:
     """Embed chunk by chunk, so that memory does not grow with the rows."""
-    from exlm_mini.reading.entries import tell
-    from exlm_mini.reading.trained import load
-
     is_array, long = options.output.suffix == ".npy", dict[int, str]()
     if options.output.suffix not in (".npy", ".parquet"):
         raise UserError(
@@ -78,6 +76,11 @@ def run(options: Any) -> None:
         raise UserError(
             f"--map is {options.map}; give a name that ends in {', '.join(SUFFIXES)}"
         )
+    check_file(options.table)
+    model_directory(options.model)
+    from exlm_mini.reading.entries import tell
+    from exlm_mini.reading.trained import load
+
     drawn: list[tuple[np.ndarray, Any]] = []
     model = load(options.model)
     writer: Any = table_writer(options.output)

@@ -29,7 +29,6 @@ stopped and ready to go on.
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from dataclasses import replace
@@ -46,8 +45,9 @@ from exlm_lab.ledger import StoppedError
 from exlm_mini.config.checks import Seed, Share, Threads, UserError, nearest
 from exlm_mini.config.options import given, of, settings_parser
 from exlm_mini.config.recipes import load_recipe, recipe_names
+from exlm_mini.data.files import check_file
 from exlm_mini.reading.entries import tell
-from exlm_mini.reading.runs import SHIPPED
+from exlm_mini.reading.runs import SHIPPED, model_directory
 from exlm_mini.training.console import (
     INTERRUPTED,
     Requests,
@@ -55,7 +55,7 @@ from exlm_mini.training.console import (
     requests_by_signal,
     say,
 )
-from exlm_mini.training.run_directory import CONFIG, LOCK, locked_directory
+from exlm_mini.training.run_directory import CONFIG, locked_directory
 
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
     import torch
@@ -213,11 +213,15 @@ def _check_table(options: Any) -> None:
 
 def run(request: Request) -> bool:
     """Fine-tune on every task asked for and print the results; false if asked to stop before."""
+    options, output, seeds = request.options, request.options.output, request.recipe.seeds
+    for table in (options.table, options.validation, options.test):
+        if table is not None:
+            check_file(table)
+    model_directory(options.checkpoint)
     from exlm_lab.downstream.runs import plan
     from exlm_mini.reading.trained import load
     from exlm_mini.training.processes import choose_device
 
-    options, output, seeds = request.options, request.options.output, request.recipe.seeds
     pretrained = load(options.checkpoint, say)
     settings = {task: request.settings(task) for task in _tasks(request, pretrained)}
     device = choose_device(options.device)  # before anything is read
@@ -238,10 +242,6 @@ def run(request: Request) -> bool:
         except StoppedError:
             say(f"stopped; the same command with --output {output} goes on")
             return False
-        except UserError:
-            if [path.name for path in output.iterdir()] == [LOCK]:
-                shutil.rmtree(output, ignore_errors=True)
-            raise
     print("\n".join(lines))
     print(f"results: {output / 'results.json'}")
     return True

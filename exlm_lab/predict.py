@@ -20,6 +20,8 @@ from typing import Any
 from exlm_lab.downstream.tables import find_column, folded, progressing_chunks, table_writer
 from exlm_mini.config.checks import Count
 from exlm_mini.config.options import Parser, command_parser, of
+from exlm_mini.data.files import check_file
+from exlm_mini.reading.runs import task_of
 from exlm_mini.training.console import exit_code, say
 
 
@@ -38,6 +40,8 @@ def _parser() -> Parser:
 
 def run(options: Any) -> None:
     """Predict chunk by chunk, so that memory does not grow with the rows."""
+    task_of(options.model)
+    check_file(options.table)
     from exlm_mini.hf import load_predictor
 
     model = load_predictor(options.model, options.device)

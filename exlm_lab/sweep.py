@@ -161,12 +161,12 @@ def _refuse_changes(output: Path) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Make the missing runs."""
-    from exlm_lab.experiments.running import Runner
-    from exlm_mini.training.processes import choose_device
-
     if options.data is not None and not options.data.exists():
         raise UserError(f"cannot read {options.data} (no such file or directory); check --data")
     sweeps = select(options.names, options.only)
+    from exlm_lab.experiments.running import Runner
+    from exlm_mini.training.processes import choose_device
+
     choose_device(options.device)
     _refuse_changes(options.output)
     with requests_by_signal() as requests:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
 from exlm_mini.data.files import reading
+from exlm_mini.reading.runs import model_directory
 from exlm_mini.training.console import exit_code, say
 
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
@@ -109,9 +110,10 @@ def main(argv: list[str] | None = None) -> int:
         found = parser.parse_args(argv)
         if found.output.exists() and any(found.output.iterdir()):
             raise UserError(f"{found.output} is not empty; name another directory")
+        run = model_directory(found.run)
         from exlm_mini.reading.trained import load
 
-        export(load(found.run), found.output)
+        export(load(run), found.output)
         say(
             f"wrote {found.output}; load it with AutoModelForMaskedLM after import exlm_mini.hf"
         )

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from exlm_mini.config.checks import UserError, on_one_line
 from exlm_mini.config.options import command_parser
 from exlm_mini.data.tokenizer import MASK, Tokenizer, visible
-from exlm_mini.reading.runs import SHIPPED, newest_run, shipped_for
+from exlm_mini.reading.runs import SHIPPED, model_directory, newest_run, shipped_for
 from exlm_mini.training.console import exit_code, say
 
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
@@ -147,6 +147,7 @@ def run(arguments: argparse.Namespace) -> None:
         else:
             directory = SHIPPED[name := shipped_for(arguments.text)]
             say(f"no run below {RUNS}/: reading the small model '{name}' that is shipped")
+    directory = model_directory(directory)
     from exlm_mini.reading.trained import load
 
     trained = load(directory)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import parse
+from exlm_mini.reading.runs import model_directory
 from exlm_mini.training.console import (
     INTERRUPTED,
     ProgressLine,
@@ -64,6 +65,9 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
     with ExitStack() as lock:
         with engine.together():
             check_spread(config, engine.world_size)
+            start = config.train.start_from
+            if start is not None and not (output / CONFIG).is_file():
+                model_directory(Path(start))
             if engine.is_main:
                 lock.enter_context(locked_directory(output, say))
             is_begun, is_timed = (output / CONFIG).is_file(), minutes is not None

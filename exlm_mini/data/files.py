@@ -109,6 +109,12 @@ def refused(error: OSError) -> UserError:
     )
 
 
+def check_file(path: Path) -> None:
+    """Refuse a path that is no file, before anything is imported or read for it."""
+    if not path.is_file():
+        raise UserError(f"cannot read {path} (no such file); give an existing path")
+
+
 def read_bytes(path: str | Path, remedy: str = ANOTHER) -> bytes:
     """The bytes of a file."""
     with reading(path, remedy):

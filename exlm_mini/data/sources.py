@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from exlm_mini.config import DataConfig
 from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.english import embedded_english
-from exlm_mini.data.files import reading, sha256_of
+from exlm_mini.data.files import check_file, reading, sha256_of
 from exlm_mini.data.molecules import embedded_molecules
 from exlm_mini.data.text import SUFFIXES, column_of, file_documents, suffix_of
 
@@ -118,8 +118,8 @@ def check_sources(data: DataConfig) -> None:
                 f"the source '{word}' is no named data set and has no known suffix; "
                 f"{nearest(suffix or word, [*NAMED, *SUFFIXES])}"
             )
-        if hub_set(word) is None and not Path(word).is_file():
-            raise UserError(f"cannot read {word} (no such file); give an existing path")
+        if hub_set(word) is None:
+            check_file(Path(word))
         if kind not in (None, data.kind):
             raise UserError(
                 f"{word} holds {kind}, data.kind is {data.kind}; set it, or take a recipe of {kind}"

@@ -28,7 +28,7 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 from exlm_mini.data.molecules import Cleaning
 from exlm_mini.reading.entries import MOST_UNKNOWN, readable, tell
-from exlm_mini.reading.runs import fine_tuning
+from exlm_mini.reading.runs import task_of
 from exlm_mini.training.console import say
 from exlm_mini.training.processes import choose_device
 
@@ -144,12 +144,7 @@ def load_predictor(path: str | Path, device: str = "cpu") -> Predictor:
         device: auto, cpu, cuda or cuda:N.
     """
     path = Path(path)
-    task = fine_tuning(path)
-    if task is None:
-        raise UserError(
-            f"{path} holds no fine-tuned model; give the --output of exlm finetune, or a task's "
-            "directory in it"
-        )
+    task = task_of(path)
     if task["kind"] == "span":
         raise UserError(f"{path} answers questions; open it with pipeline of transformers")
     logging.disable_progress_bar()

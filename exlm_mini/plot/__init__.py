@@ -48,13 +48,14 @@ def logs_of(paths: list[Path]) -> dict[str, Path]:
 
 def run(arguments: argparse.Namespace) -> None:
     """Read the logs, draw, write."""
-    from exlm_mini.plot.curves import draw, read
-    from exlm_mini.plot.style import save_figure
-
     output = Path(arguments.output)
     if output.suffix.lower() not in SUFFIXES:
         raise UserError(f"--output {output} must end in {', '.join(SUFFIXES)}")
-    table = read(logs_of([Path(path) for path in arguments.runs]))
+    logs = logs_of([Path(path) for path in arguments.runs])
+    from exlm_mini.plot.curves import draw, read
+    from exlm_mini.plot.style import save_figure
+
+    table = read(logs)
     if table.empty:
         raise UserError("no run has logged a step yet; wait until one has")
     save_figure(draw(table), output)

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from exlm_mini.config import RunConfig
-from exlm_mini.config.checks import UserError, nearest
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.molecules import Cleaning
 from exlm_mini.data.text import document
 from exlm_mini.data.tokenizer import MASK, Tokenizer
@@ -37,7 +37,7 @@ from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.decoding import Reading, read_row
 from exlm_mini.reading.entries import MOST_UNKNOWN, readable, tell
 from exlm_mini.reading.explorer import Explorer, explorer
-from exlm_mini.reading.runs import SHIPPED
+from exlm_mini.reading.runs import REMEDY, SHIPPED, model_directory
 from exlm_mini.reading.scene import read_scene
 from exlm_mini.training.checkpoint import (
     MANIFEST,
@@ -51,8 +51,6 @@ from exlm_mini.training.parts import (
     make_masker,
     score,
 )
-
-REMEDY = "give the --output of a pre-training run that has saved one"
 
 
 @dataclass(frozen=True)
@@ -283,12 +281,10 @@ def _sha256(weights: dict[str, Tensor]) -> str:
 
 def open_checkpoint(path: Path, report: Callable[[str], None]) -> Checkpoint:
     """The checkpoint of a step; arguments as for ``load``."""
-    if not path.exists():
-        path = SHIPPED.get(str(path), path)
+    path = model_directory(path)
     if (path / MANIFEST).is_file():
         return load_checkpoint(path)
     latest = latest_checkpoint(path / "checkpoints", report)
     if latest is None:
-        remedy = REMEDY if path.exists() else nearest(str(path), SHIPPED, REMEDY)
-        raise UserError(f"there is no checkpoint in {path}; {remedy}")
+        raise UserError(f"there is no checkpoint in {path}; {REMEDY}")
     return latest

@@ -47,13 +47,14 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
     """Make a directory for one writer at a time, and hold its lock.
 
     The lock is the kernel's (``flock``): it ends with the process, so the file that a killed run
-    left behind does not block the next. The file is never removed, because that could let two
-    runs in at once.
+    left behind does not block the next. The file of a run that wrote something is never removed,
+    because that could let two runs in at once.
 
     Args:
         report: receives a line if the file system has no locks.
     """
     path.mkdir(parents=True, exist_ok=True)
+    before = set(os.listdir(path))
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         _take(lock)
@@ -73,6 +74,12 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
         yield
+    except UserError:
+        if set(os.listdir(path)) - before == {LOCK}:  # refused before anything was written
+            (path / LOCK).unlink()
+            with contextlib.suppress(OSError):  # it holds files of others
+                path.rmdir()
+        raise
     finally:
         os.close(lock)
 

@@ -58,18 +58,39 @@ def test_another_word_is_near_to_nothing(typed):
         assert nearest(typed, known, "see --help") == "see --help"
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_waits_for_no_large_library(command):
+MISTYPED = [
+    "prepare --source nowhere.smi",
+    "pretrain --recipe nowhere.yaml",
+    "fill C[MASK] --run nowhere",
+    "plot nowhere",
+    "export nowhere out",
+    "finetune nowhere.csv --column a --target b --from molecules",
+    "finetune --from nowhere",
+    "predict nowhere table.csv --output out.csv",
+    "embed molecules nowhere.csv --column a --output out.npy",
+    "sweep nowhere",
+]
+
+
+@pytest.mark.parametrize(
+    "typed", ["--help", *(f"{name} --help" for name in COMMANDS), *MISTYPED]
+)
+def test_help_and_a_mistyped_path_wait_for_no_large_library(typed):
     program = f"""
 import sys
 from exlm_mini.__main__ import main
 try:
-    main([*{command.split()}, "--help"])
+    code = main({typed.split()})
 finally:
     slow = {{"torch", "transformers", "pandas", "scipy", "datasets"}} & set(sys.modules)
     if slow:
         sys.exit(f"imports {{slow}}")
+sys.exit(code)
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "--help" in result.stdout
+    if typed in MISTYPED:
+        assert result.returncode == 2 and result.stderr.count("\n") == 1, result.stderr
+        assert "nowhere" in result.stderr
+    else:
+        assert result.returncode == 0, result.stderr
+        assert "--help" in result.stdout

@@ -79,6 +79,15 @@ def start(path: Path, config: RunConfig) -> None:
     settle(path, as_begun(path, config, CPU, print), CPU, 1)
 
 
+def test_a_refused_start_leaves_nothing_behind(tmp_path):
+    def refused() -> None:
+        with locked_directory(tmp_path / "new"):
+            start(tmp_path, with_train(steps=0))
+
+    told(refused, "train.steps")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_a_killed_start_left_is_removed_and_what_is_something_else_is_left_alone(tmp_path):
     (tmp_path / "versions.json.99.partial").write_text("{")
     start(tmp_path, CONFIG)
