@@ -47,7 +47,7 @@ from exlm_mini.config.options import given, of, settings_parser
 from exlm_mini.config.recipes import load_recipe, recipe_names
 from exlm_mini.data.files import check_file
 from exlm_mini.reading.entries import tell
-from exlm_mini.reading.runs import SHIPPED, model_directory
+from exlm_mini.reading.runs import SHIPPED, fine_tuning, model_directory
 from exlm_mini.training.console import (
     INTERRUPTED,
     Requests,
@@ -234,8 +234,9 @@ def run(request: Request) -> bool:
             problem = request.problem(task, pretrained)
             print("\n".join(plan(problem, configs, seeds, pretrained, device)))
         return True
-    if any((output / name).exists() for name in (CONFIG, "checkpoints")):
-        raise UserError(f"{output} holds a pre-training run; choose another --output")
+    is_model = (output / "config.json").exists() and fine_tuning(output) is None
+    if is_model or any((output / name).exists() for name in (CONFIG, "checkpoints")):
+        raise UserError(f"{output} holds a pre-trained model; choose another --output")
     with locked_directory(output, say), requests_by_signal() as requests:
         try:
             lines = _tune(request, pretrained, settings, device, requests)

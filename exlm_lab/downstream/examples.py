@@ -35,6 +35,8 @@ from exlm_mini.reading.entries import readable
 
 MOST_WRONG = 0.1
 """Of the cells of a target; with more of them wrong, the column is another."""
+LARGEST = 1e100
+"""Of a number; the square of one beyond 1e154 has no float64."""
 METRICS: dict[Kind, str] = {
     "labels": "roc_auc", "numbers": "r2", "mixed": "score", "classes": "accuracy",
 }  # fmt: skip
@@ -128,10 +130,10 @@ def _encode(
             )
     if kind != "numbers":
         is_number = np.isin(numbers, range(len(classes) if kind == "classes" else 2))
-    codes = np.where(is_number, numbers, np.inf)
+    codes = np.where(is_number & (np.abs(numbers) < LARGEST), numbers, np.inf)
     codes = np.append(np.where(is_there, codes, np.nan), np.nan)  # -1 is None or nan
     labels_R = codes[indices]
-    what = {"labels": "0, 1 or nothing", "numbers": "a number or nothing"}
+    what = {"labels": "0, 1 or nothing", "numbers": f"a number below {LARGEST} or nothing"}
     expected = what.get(kind, f"one of 0 to {len(classes) - 1}")
     wrong = {
         int(row): f"'{target}' is '{str(cells_R[row])[:40]}', not {expected}"
@@ -193,6 +195,10 @@ def load_table(
         [find_column(table, frame, name) for name in names]
         for (table, _), frame in zip(tables, parts.values(), strict=True)
     ]
+    if again := [
+        n for n, own in zip(names, places[0], strict=True) if places[0].count(own) > 1
+    ]:
+        raise UserError(f"{source}: '{again[0]}' is named twice; name each column once")
     pieces = [
         frame.iloc[:, own].to_numpy(object)
         for frame, own in zip(parts.values(), places, strict=True)

@@ -26,6 +26,7 @@ from exlm_lab.downstream.prepared import Problem, identity_of
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
 from exlm_lab.ledger import MADE_AGAIN, StoppedError, check_identity
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import read_json, write_json
 from exlm_mini.reading.runs import fine_tuning
 from exlm_mini.reading.trained import Trained
@@ -189,6 +190,11 @@ def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...
     runs = [record for record in searched if setting_of(record) == chosen]
     runs += [run(chosen, seed) for seed in seeds[len(runs) :]]
     best_setting(runs, task)  # refuses it if all diverged
+    if ledger.model is not None and fine_tuning(ledger.model) is None:
+        raise UserError(
+            f"the runs are recorded in {ledger.directory / 'cells'}, but {ledger.model} has lost "
+            "its model; restore it from a copy, or delete both, and the runs are made again"
+        )
     return Result(task, chosen, runs, searched, ledger.problem.notes)
 
 

@@ -99,7 +99,9 @@ def _jsonl(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
 
     def objects() -> Iterator[dict[str, Any]]:
         stream.seek(0)
-        for row in (json.loads(line) for line in stream if line.strip()):
+        for number, line in enumerate(filter(bytes.strip, stream)):
+            with reading(f"{path} row {number} (from 0)", "mend it"):
+                row = json.loads(line)
             if not isinstance(row, dict):
                 raise UserError(f"{path} must hold one JSON object a line; write it so")
             yield row
@@ -137,22 +139,24 @@ def table_writer(path: Path) -> Iterator[Callable[[Any], None]]:
             nonlocal sheet
             if path.suffix == ".csv":
                 text = frame.to_csv(index=False, header=stream.tell() == 0)
-                stream.write(text.encode())
+                stream.write(text.encode(errors="backslashreplace"))  # half a character
             elif twice := [*map(str, frame.columns[frame.columns.duplicated()])]:
                 raise UserError(
                     f"{path} can hold only one column '{twice[0]}'; choose another format"
                 )
             elif path.suffix == ".parquet":
-                try:
-                    own = pyarrow.Table.from_pandas(frame, preserve_index=False)
-                    own = own.replace_schema_metadata()  # pandas cannot read all that it notes
-                    own = own.cast(sheet.schema) if sheet else own
-                except pyarrow.ArrowException as error:
-                    raise UserError(
-                        f"a column of {path} can hold only cells of one type ({error}); choose "
-                        "another format"
-                    ) from None
-                writer = pyarrow.parquet.ParquetWriter
+                columns = {}
+                for name, cells in frame.items():
+                    kind = sheet and sheet.schema.field(str(name)).type
+                    try:
+                        columns[str(name)] = pyarrow.array(cells, kind, from_pandas=True)
+                    except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+                        raise UserError(
+                            f"'{name}' in rows {cells.index[0]} to {cells.index[-1]} (from 0) does "
+                            f"not fit into a column of {path}, whose cells are of one type, that "
+                            f"of the first rows ({error}); choose another format"
+                        ) from None
+                own, writer = pyarrow.table(columns), pyarrow.parquet.ParquetWriter
                 sheet = sheet or sheets.enter_context(writer(stream, own.schema))
                 sheet.write_table(own)
             else:

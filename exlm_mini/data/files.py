@@ -24,8 +24,8 @@ REMEDY = "remove its directory and prepare the corpus again"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers for a full disk, an exhausted quota or the file size limit."""
 DAMAGE = (
-    OSError, ValueError, KeyError, OverflowError, EOFError, StopIteration, zlib.error,
-    lzma.LZMAError,
+    OSError, ValueError, KeyError, OverflowError, RecursionError, EOFError, StopIteration,
+    zlib.error, lzma.LZMAError,
 )  # fmt: skip
 """What parsers raise for a file they cannot read."""
 

@@ -148,7 +148,9 @@ def load_predictor(path: str | Path, device: str = "cpu") -> Predictor:
     if task["kind"] == "span":
         raise UserError(f"{path} answers questions; open it with pipeline of transformers")
     logging.disable_progress_bar()
-    with reading(path, "restore it from a copy, or fine-tune again", SafetensorError):
+    with reading(
+        path, "restore it from a copy, or fine-tune in another --output", SafetensorError
+    ):
         model: Any = AutoModelForSequenceClassification.from_pretrained(path)
         tokenizer = AutoTokenizer.from_pretrained(path)
     return Predictor(path, task, model.to(choose_device(device)).eval(), tokenizer)

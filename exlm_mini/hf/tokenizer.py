@@ -38,7 +38,9 @@ class ExLMTokenizer(PreTrainedTokenizerFast):
         cls, trust_remote_code: bool = False, **options: Any
     ) -> dict[str, Any]:
         """The arguments of a tokenizer from the files of a directory."""
-        definition = Path(options.pop("tokenizer_file")).read_bytes()
+        if (file := options.pop("tokenizer_file", None)) is None:
+            raise OSError("there is no tokenizer.json")
+        definition = Path(file).read_bytes()
         if "TemplateProcessing" in str(json.loads(definition)["post_processor"]):
             inner = tokenizers.Tokenizer.from_buffer(definition)  # transformers has saved it
         else:

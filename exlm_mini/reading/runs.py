@@ -38,7 +38,7 @@ def newest_run(runs: Path) -> Path | None:
 
 def fine_tuning(path: Path) -> dict[str, Any] | None:
     """What a fine-tuned model says of its task in ``config.json``; None if this is none."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
         return json.loads((path / "config.json").read_bytes()).get("fine_tuning")
     return None
 

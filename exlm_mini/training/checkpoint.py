@@ -104,7 +104,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise UserError(f"there is no checkpoint {path}; give a step-NNNNNN directory")
     remedy = REMEDY.format(path)
     file, data = path / MANIFEST, read_bytes(path / MANIFEST, remedy)
-    with reading(file, remedy, RecursionError):
+    with reading(file, remedy):
         fields = json.loads(data)
     is_sealed = isinstance(fields, dict) and fields.pop("manifest_sha256", None) is not None
     if not is_sealed or encode_manifest(fields) != data:

@@ -191,7 +191,7 @@ def test_without_a_task_those_of_the_recipe_that_the_run_can_read_are_taken(runs
         (["--seeds", "1", "1"], ["--seeds is [1, 1]"]),
         (["--max-unknown", "2"], ["--max-unknown: it is '2'"]),
         (["--grid"], ["--grid needs a --recipe"]),
-        (["--output", "{run}"], ["pre-training run"]),
+        (["--output", "{run}"], ["pre-trained model"]),
         (["--recipe", "table-6"], ["table-6 has no task bbbp"]),
     ],
 )

@@ -121,7 +121,7 @@ def test_pandas_reads_what_is_written_of_every_type(tmp_path):
     ("suffix", "header", "row", "parts"),
     [
         (".jsonl", ["a", "a"], [1, 2], ("only one column 'a'",)),
-        (".parquet", ["a"], ["x"], ("cells of one type",)),
+        (".parquet", ["a"], ["x"], ("'a' in rows 0 to 0", "are of one type")),
     ],
 )
 def test_what_a_format_cannot_hold_is_refused(tmp_path, suffix, header, row, parts):
@@ -143,7 +143,8 @@ def test_what_a_format_cannot_hold_is_refused(tmp_path, suffix, header, row, par
         ("t.csv", 'a,b\n"1,2\n', ("t.csv",)),
         ("t.csv", "a;b\n1,5;2,5\n", ("';'", "commas")),
         ("t.jsonl", '{"a": 1}\n[2]\n', ("one JSON object a line",)),
-        ("t.jsonl", "{", ("t.jsonl",)),
+        ("t.jsonl", "{}\n{", ("t.jsonl", "row 1 (from 0)")),
+        ("t.jsonl", "[" * 100_000, ("t.jsonl", "row 0 (from 0)")),
         ("t.parquet", "PAR1 and no more", ("t.parquet",)),
         ("t.txt", "a", ("is no table", ".csv, .jsonl, .parquet")),
         ("t.csv.gz", "a,b", ("t.csv.gz",)),
@@ -215,7 +216,8 @@ def test_few_wrong_cells_are_left_out_and_named_many_are_refused():
     cells = np.array([*map(str, range(2, 40)), "n/a", "inf"], dtype=object)[:, None]
     _, labels_RC, reasons = encode([("t", 0)], cells, asked("x"))
     assert reasons == {
-        38: "'x' is 'n/a', not a number or nothing", 39: "'x' is 'inf', not a number or nothing",
+        38: "'x' is 'n/a', not a number below 1e+100 or nothing",
+        39: "'x' is 'inf', not a number below 1e+100 or nothing",
     }  # fmt: skip
     assert np.isnan(labels_RC[38:]).all() and labels_RC[37] == 39
     cells[:10] = "strange"
@@ -234,6 +236,7 @@ def test_few_wrong_cells_are_left_out_and_named_many_are_refused():
         ({"x": ["a", "b"] * 20, "y": [0, 1] * 20}, ("'x' holds classes", "of its own")),
         ({"x": [1, 2] * 20, "y": [""] * 40}, ("y holds no answer",)),
         ({"x": [[1]] * 40}, ("holds lists",)),
+        ({"x": ["1e300", "2"] * 20}, ("row 0", "'1e300'", "below 1e+100")),
         ({"x": ["yes", ""] * 20}, ("'x' holds only 'yes'",)),
     ],
 )

@@ -184,7 +184,7 @@ def test_damaged_weights_are_said(size, tuned, table, tmp_path, capsys):
     model = shutil.copytree(tuned / "numbers", tmp_path / "model")
     weights = model / "model.safetensors"
     weights.unlink() if size is None else os.truncate(weights, size)
-    parts = [f"cannot read {model}", "fine-tune again"]
+    parts = [f"cannot read {model}", "fine-tune in another"]
     fails(capsys, predict.main, model, table, "--output", tmp_path / "x.csv", parts=parts)
 
 
