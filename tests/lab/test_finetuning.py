@@ -11,6 +11,7 @@ import pytest
 import torch
 from official import Golden, assert_close, golden_files, state_dict_from_official
 from refusals import told
+from safetensors.torch import load_file
 from tiny_runs import tiny_run
 from torch.nn import functional as F
 from transformers import EvalPrediction
@@ -267,10 +268,15 @@ def test_numbers_are_trained_standardised_and_given_back_in_their_units(pretrain
     assert np.sqrt(np.mean(error_R**2)) == pytest.approx(rmse, rel=1e-3)
 
 
-def test_a_run_without_progress_is_ended_by_its_patience(pretrained, problem, tmp_path):
-    config = dataclasses.replace(CONFIG, epochs=9, patience=2, learning_rate=1e-12)
+def test_a_run_without_progress_is_ended_and_keeps_its_first_weights(
+    pretrained, problem, tmp_path
+):
+    # So large a step ends in one class for all rows.
+    config = replace(CONFIG, epochs=9, patience=2, learning_rate=0.3, warmup_share=0.0)
     run = tuned(pretrained, problem, tmp_path, config)
     assert (run.best_epoch, len(run.history)) == (1, 3)
+    saved = load_file(tmp_path / "checkpoint-5" / "model.safetensors")
+    torch.testing.assert_close(dict(run.model.state_dict()), saved)
 
 
 def test_tokens_are_repeated_as_in_pretraining(problem, tmp_path):
