@@ -53,6 +53,9 @@ def lmdb_rows(path: Path) -> Iterator[Any]:
         lmdb.open(str(path), subdir=False, readonly=True, lock=False) as environment,
         environment.begin() as transaction,
     ):
+        length = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+        if path.stat().st_size < length:  # a page that is not there would kill the process
+            raise EOFError(f"it was cut off, {length:,} bytes are expected")
         for key, value in transaction.cursor():
             try:
                 yield load_restricted(value)

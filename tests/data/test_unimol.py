@@ -98,3 +98,5 @@ def test_molecules_of_an_lmdb_come_in_its_order_or_are_told(tmp_path):
     told(lambda: read(write(tmp_path / "b.lmdb", [["CCO"]])), "b.lmdb", "row 1", "['CCO']")
     (tmp_path / "c.lmdb").write_bytes(b"no database" * 1000)
     told(lambda: read(tmp_path / "c.lmdb"), "c.lmdb", "cannot read")
+    (tmp_path / "d.lmdb").write_bytes(path.read_bytes()[:8192])  # the process must not die
+    told(lambda: read(tmp_path / "d.lmdb"), "d.lmdb", "cut off")
