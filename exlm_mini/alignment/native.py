@@ -2,8 +2,8 @@
 
 Shapes: B rows, M targets, L states.
 
-``build`` makes a library for each; ctypes calls it, and ``torch.library`` operators wrap the
-calls for autograd and ``torch.compile``. On a GPU all work goes to the current stream, and the
+``build`` makes a library for each, and ctypes calls it; for compilers and transforms
+``torch.library`` operators wrap the calls. On a GPU all work goes to the current stream, and the
 host never waits.
 
 float32 and float64 are computed in their own precision. Rescaled probabilities hold one exponent

@@ -1,7 +1,7 @@
 """Every setting arrives: in the optimiser, the schedule and the dropout that are really used.
 
-Training and fine-tuning are held against AdamW written out in float64, and against tables that
-say where a run first differs when one setting is changed.
+Training is held against AdamW written out in float64, and against a table that says where a run
+first differs when one setting is changed; of fine-tuning only the recipes are read here.
 """
 
 import copy
