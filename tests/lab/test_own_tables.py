@@ -91,18 +91,16 @@ def copied(path, output):
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_lines_keep_their_digits_and_need_not_have_all_columns(tmp_path, suffix):
-    rows = [{"a": "C", "k": 1.23456789e-12}] * 9 + [
-        {"late": "x", "a": "N"},
-        {"k": None, "a": ""},
-    ]
+    half = "\ud800"  # of a character, which CSV cannot hold
+    rows = [{"a": "C", "k": 1.23456789e-12}] * 9 + [{"late": half}, {"k": None, "a": ""}]
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     output = read_table(copied(path, tmp_path / f"out{suffix}"))
     assert [*output] == ["a", "k", "late"]
     expected = [[row.get(name) or "" for name in output] for row in rows]
-    assert output.fillna("").to_numpy().tolist() == (
-        expected if suffix == ".jsonl" else [[*map(str, row)] for row in expected]
-    )
+    if suffix == ".csv":
+        expected = [[str(cell).replace(half, r"\ud800") for cell in row] for row in expected]
+    assert output.fillna("").to_numpy().tolist() == expected
 
 
 def test_pandas_reads_what_is_written_of_every_type(tmp_path):

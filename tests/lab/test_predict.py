@@ -17,6 +17,7 @@ from transformers import pipeline
 import exlm_mini
 from exlm_lab import embed, finetune, predict
 from exlm_lab.downstream import tables
+from exlm_mini.export import export
 from exlm_mini.reading.trained import load
 
 SMILES = ["C" * n + tail for n in range(1, 11) for tail in ("O", "N", "C1CC1", "C1CCCCC1")]
@@ -164,6 +165,21 @@ def test_a_directory_holds_models_of_one_task_and_start(
     assert all(path.read_bytes() == own for path, own in before.items())
 
 
+def test_a_model_is_neither_lost_in_silence_nor_written_over(
+    tuned, runs, table, tmp_path, capsys
+):
+    argv = [table, "--column", "SMILES", "--target", "pIC50", "--from", runs / "smiles", *ONE]
+    lost = shutil.copytree(tuned / "numbers", tmp_path / "lost")
+    (lost / "config.json").unlink()
+    fails(capsys, finetune.main, *argv, "--output", lost, parts=["has lost its model"])
+    exported = tmp_path / "exported"
+    export(load(runs / "smiles"), exported)
+    before = {path: path.read_bytes() for path in exported.iterdir()}
+    parts = ["holds a pre-trained model"]
+    fails(capsys, finetune.main, *argv, "--output", exported, parts=parts)
+    assert before == {path: path.read_bytes() for path in exported.iterdir()}
+
+
 def test_what_cannot_be_read_is_told_and_gets_nothing(tuned, capsys):
     numbers = exlm_mini.load(tuned / "numbers")
     texts = ["CCO", "C1CC(", None, "", "[Xe][Xe]", 3, "CCN"]
@@ -179,11 +195,13 @@ def test_what_cannot_be_read_is_told_and_gets_nothing(tuned, capsys):
     told(lambda: exlm_mini.load(tuned / "pair").predict([("one",)]), "1 texts", "trained on 2")
 
 
-@pytest.mark.parametrize("size", [None, 2, 2000])
-def test_damaged_weights_are_said(size, tuned, table, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("model.safetensors", n) for n in (None, 2, 2000)] + [("tokenizer.json", None)],
+)
+def test_a_damaged_model_is_said(name, size, tuned, table, tmp_path, capsys):
     model = shutil.copytree(tuned / "numbers", tmp_path / "model")
-    weights = model / "model.safetensors"
-    weights.unlink() if size is None else os.truncate(weights, size)
+    (model / name).unlink() if size is None else os.truncate(model / name, size)
     parts = [f"cannot read {model}", "fine-tune in another"]
     fails(capsys, predict.main, model, table, "--output", tmp_path / "x.csv", parts=parts)
 
@@ -199,6 +217,7 @@ def test_what_is_no_fine_tuned_model_is_said(runs, table, tmp_path, capsys):
         (["--column", "SMILES"], ["--target is missing", "Name, SMILES, pIC50"]),
         (["--column", "SMILES", "--target", "pIC5"], ["no column 'pIC5'", "it has"]),
         (["--column", "SMILES", "--target", "pIC50", "--task", "bbbp"], ["--task is for"]),
+        (["--column", "SMILES", "smiles", "--target", "pIC50"], ["'SMILES' is named twice"]),
         (
             ["--column", "SMILES", "--target", "pIC50", *ONE, "--train.learning_rate", "1e30"],
             ["mine: every run diverged", "--train.learning_rate"],
