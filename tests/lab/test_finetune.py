@@ -65,16 +65,19 @@ def done(argv, output):
 # ---- whole commands ----
 
 
-def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys):
+def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys, monkeypatch):
     output = tmp_path / "out"
     argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", molecules]
     argv += ["--train.epochs", "2", "--seeds", "1", "2"]
-    assert main(words(*argv, "--output", output, "--dry-run")) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("exlm_lab.downstream.finetuning.seconds_per_step", lambda *_: 10.0)
+        assert main(words(*argv, "--output", output, "--dry-run")) == 0
     planned = capsys.readouterr().out.splitlines()
     assert "bbbp: sizes [32, 4, 4]" in planned
     why = "RDKit reads no molecule in 'C1CC'"
     assert f'bbbp: rejected [{{"row": 40, "why": "{why}"}}]' in planned
-    assert re.search(r"2 run\(s\) of 2 to 2 steps, about \d+ s on cpu", planned[0])
+    # Two runs of two steps of 10 s, and after 32 rows 4 are judged, each for a third as long.
+    assert planned[0].endswith("2 run(s) of 2 to 2 steps, about 42 s on cpu")
     assert not output.exists()
     results = done(argv, output)
     shown = capsys.readouterr().out
