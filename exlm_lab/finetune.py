@@ -103,10 +103,11 @@ class Request(NamedTuple):
         cleaning = self.reading.cleaning(pretrained.tokenizer)
         how = self.reading, cleaning, files
         own, splits = load_table(str(options.table), parts, own, *how)
-        rejected = splits.notes["rejected"]
-        for table in dict.fromkeys(note["table"] for note in rejected):
-            reasons = {note["row"]: note["why"] for note in rejected if note["table"] == table}
-            tell(reasons, "row {}", f"it is left out of {table}", say)
+        for what, name in (("it", "rejected"), ("the cell", "cells_left_out")):
+            faults = splits.notes.get(name, [])
+            for table in dict.fromkeys(fault["table"] for fault in faults):
+                reasons = {f["row"]: f["why"] for f in faults if f["table"] == table}
+                tell(reasons, "row {}", f"{what} is left out of {table}", say)
         return make_problem(own, splits, pretrained, most)
 
 

@@ -3,10 +3,10 @@
     python -m exlm_lab.predict runs/solubility new.csv --output new-with-logS.csv
 
 DIR is the --output of finetune, TABLE a .csv, .jsonl or .parquet, compressed or not. FILE has the
-rows and columns of TABLE in their order, and a column by the name of each target, where TABLE has
-one of that name "NAME predicted": numbers in their unit, the probability of yes, or the likeliest
-word with its probability. A row that cannot be read has an empty cell, and a line on stderr says
-why.
+rows and columns of TABLE in their order, and a column by the name of each target, with "predicted"
+behind it where TABLE has one of that name: numbers in their unit, the probability of yes, or the
+likeliest word with its probability. A row that cannot be read has an empty cell, and a line on
+stderr says why.
 
 Exit codes: 0 done, 2 a mistake of the user, 130 interrupted.
 """
@@ -52,8 +52,12 @@ def run(options: Any) -> None:
             texts = list(zip(*(frame.iloc[:, p] for p in places), strict=True))
             said = model.predict(texts, options.batch_size, say, first)
             measured = set(map(folded, frame))
-            named = {n + " predicted" * (folded(n) in measured): own for n, own in said.items()}
-            write(frame.assign(**named))
+            for name, own in said.items():
+                while folded(name) in measured:
+                    name += " predicted"
+                measured.add(folded(name))
+                frame = frame.assign(**{name: own})
+            write(frame)
     say(f"wrote {options.output}")
 
 

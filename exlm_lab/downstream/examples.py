@@ -35,8 +35,10 @@ from exlm_mini.reading.entries import readable
 
 MOST_WRONG = 0.1
 """Of the cells of a target; with more of them wrong, the column is another."""
-LARGEST = 1e100
-"""Of a number; the square of one beyond 1e154 has no float64."""
+LARGEST = 1e30
+"""Of a number; models are of float32, which ends at 3e38."""
+NO_WORDS = {"#N/A", "#NA", "#VALUE!", "#REF!", "#DIV/0!", "#NUM!", "#NAME?", "#NULL!"}
+"""What a spreadsheet writes where it has no value."""
 METRICS: dict[Kind, str] = {
     "labels": "roc_auc", "numbers": "r2", "mixed": "score", "classes": "accuracy",
 }  # fmt: skip
@@ -108,6 +110,7 @@ def _encode(
             f"{source}: {target} holds lists or objects; name another column"
         ) from None
     words = [str(cell).strip() for cell in different]
+    words = ["" if word in NO_WORDS else word for word in words]
     times = np.bincount(indices[indices >= 0], minlength=len(words))
     numbers = np.array([_number(word) for word in words])
     is_there = np.array([bool(word) for word in words], dtype=bool)
@@ -122,12 +125,15 @@ def _encode(
     elif kind == "classes" and is_yes_no and not classes:
         kind = "labels"
     if kind == "classes" and not classes:
+        if is_numeric:  # 1 and 1.0 are one class
+            words = [
+                f"{number:.15g}" if math.isfinite(number) else word
+                for number, word in zip(numbers, words, strict=True)
+            ]
         classes = tuple(sorted({*words} - {""}, key=lambda word: (_number(word), word)))
         numbers = np.array([classes.index(w) if w else np.nan for w in words], float)
-        if len(classes) == 1:
-            raise UserError(
-                f"{source}: '{target}' holds only '{classes[0]}'; name another column"
-            )
+    if len(only := classes or {*words} - {""}) == 1 and kind != "labels":
+        raise UserError(f"{source}: '{target}' holds only '{min(only)}'; name another column")
     if kind != "numbers":
         is_number = np.isin(numbers, range(len(classes) if kind == "classes" else 2))
     codes = np.where(is_number & (np.abs(numbers) < LARGEST), numbers, np.inf)
@@ -158,7 +164,7 @@ def _encode(
 def _number(word: str) -> float:
     """The number in a cell; inf where there is none."""
     with contextlib.suppress(ValueError):
-        value = float({"True": "1", "False": "0"}.get(word, word))
+        value = float({"true": "1", "false": "0"}.get(word.casefold(), word))
         if math.isfinite(value):
             return value
     return math.inf
@@ -216,18 +222,27 @@ def load_table(
         left_out |= reasons
         texts.append(column)
     is_known_R = ~np.isnan(labels).all(axis=1)
-    rows = [n for n in np.flatnonzero(is_known_R) if all(column[n] for column in texts)]
-    chosen, notes = _split(source, parts, [*map(int, rows)], texts[0], how, task.input)
+    rows = [int(n) for n in np.flatnonzero(is_known_R) if all(column[n] for column in texts)]
+    if not rows:
+        first = min(left_out)
+        raise UserError(
+            f"{source}: no row has a text and an answer; row {first} (from 0): {left_out[first]}"
+        )
+    chosen, notes = _split(source, parts, rows, texts[0], how, task.input)
     if task.kind == "classes":
         labels = np.nan_to_num(labels[:, 0], nan=-1).astype(np.int64)
-    rejected: list[dict[str, Any]] = [{"row": n, "why": left_out[n]} for n in sorted(left_out)]
+    faults: list[dict[str, Any]] = [{"row": n, "why": left_out[n]} for n in sorted(left_out)]
+    used = {*rows}
+    rejected, emptied = ([f for f in faults if (f["row"] in used) == own] for own in (0, 1))
     if files is not None:
-        for note in rejected:
-            note["table"], note["row"] = place(tables, note["row"])
+        for fault in faults:
+            fault["table"], fault["row"] = place(tables, fault["row"])
     notes = {
         "source": source,
         "rows": len(cells_RX),
         "rejected": rejected,
+        **({"cells_left_out": emptied} if emptied else {}),
+        **({"classes": task.classes} if task.kind == "classes" else {}),
         "split_sha1": {name: index_sha1(own) for name, own in chosen.items()},
         "sizes": [len(part) for part in chosen.values()],
         **notes,

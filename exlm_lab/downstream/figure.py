@@ -17,6 +17,8 @@ from exlm_mini.config.checks import UserError
 NUM_WORST, PIXELS = 6, (300, 200)
 MOST_TARGETS = 6
 """That are drawn."""
+MOST_WORDS = 9
+"""With colours of their own on a map, the most frequent ones."""
 
 
 def draw(task: Task, examples: Examples, scores_RC: np.ndarray, path: Path) -> None:
@@ -81,15 +83,18 @@ def draw_map(pieces: list[tuple[np.ndarray, Any]], color: str | None, path: Path
     if color is None:
         axis.scatter(x_R, y_R, s=9, alpha=0.6)
     else:
-        values = pd.concat([values for _, values in pieces])[is_there_R]
-        numbers = pd.to_numeric(values, errors="coerce")
+        values = pd.concat([values for _, values in pieces])[is_there_R].astype(object)
+        words = values.where(values.notna(), "nothing").map(str)
+        numbers = pd.to_numeric(words, errors="coerce")
         if numbers.notna().any() and numbers.nunique() > 10:
             dots = axis.scatter(x_R, y_R, s=9, c=numbers, cmap="viridis", plotnonfinite=True)
             figure.colorbar(dots, label=color)
         else:
-            for name in values.unique()[:10]:
-                is_it_R = (values == name).to_numpy()
-                axis.scatter(x_R[is_it_R], y_R[is_it_R], s=9, alpha=0.6, label=str(name))
+            counts = words.value_counts()
+            label_R = words.where(words.isin(counts.index[:MOST_WORDS]), "other")
+            for label in dict.fromkeys([*counts.index[:MOST_WORDS], *label_R]):
+                is_it_R = (label_R == label).to_numpy()
+                axis.scatter(x_R[is_it_R], y_R[is_it_R], s=9, alpha=0.6, label=label)
             axis.legend(title=color, fontsize="small")
     share_C = size_C**2 / ((size_C**2).sum() or 1.0)
     axis.set(
@@ -109,7 +114,7 @@ def _scatter(axis: Any, name: str, truth_R: np.ndarray, said_R: np.ndarray) -> N
 def _roc(axis: Any, name: str, truth_R: np.ndarray, said_R: np.ndarray) -> None:
     from sklearn.metrics import roc_auc_score, roc_curve
 
-    is_there_R = ~np.isnan(truth_R)
+    is_there_R = ~np.isnan(truth_R + said_R)
     if len(set(truth_R[is_there_R])) < 2:
         return
     pair = truth_R[is_there_R], said_R[is_there_R]
@@ -126,7 +131,8 @@ def _worst(axis: Any, examples: Examples, truth_R: np.ndarray, said_R: np.ndarra
 
     from exlm_mini.data.molecules import read_molecule
 
-    order = np.argsort(-np.abs(truth_R - said_R))[:NUM_WORST]
+    error_R = np.abs(truth_R - said_R)
+    order = [row for row in np.argsort(-error_R)[:NUM_WORST] if not np.isnan(error_R[row])]
     canvas = Draw.rdMolDraw2D.MolDraw2DCairo(2 * PIXELS[0], 3 * PIXELS[1], *PIXELS)
     canvas.DrawMolecules(
         [read_molecule(examples.texts[row][0]) for row in order],

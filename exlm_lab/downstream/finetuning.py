@@ -233,7 +233,7 @@ def _trainer(
         str(directory),
         num_train_epochs=config.epochs,
         per_device_train_batch_size=micro,
-        gradient_accumulation_steps=math.ceil(config.batch_size / micro),
+        gradient_accumulation_steps=config.batch_size // micro,
         per_device_eval_batch_size=EVALUATION_ROWS,
         learning_rate=config.learning_rate,
         warmup_steps=round(config.warmup_share * num_steps),

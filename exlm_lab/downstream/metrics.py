@@ -70,11 +70,13 @@ def _of_numbers(scores_R: np.ndarray, labels_R: np.ndarray) -> dict[str, float]:
     from scipy import stats
 
     pair = [column[~np.isnan(labels_R)] for column in (scores_R, labels_R)]
-    error_R, variance = pair[0] - pair[1], float(np.var(pair[1])) or 1.0
+    error_R = pair[0] - pair[1]
+    is_constant = np.ptp(pair[1]) == 0
+    share = 0.0 if is_constant else 1.0 - float(np.mean(error_R**2) / np.var(pair[1]))
     return {
         "rmse": float(np.sqrt(np.mean(error_R**2))),
         "mae": float(np.mean(np.abs(error_R))),
-        "r2": 1.0 - float(np.mean(error_R**2)) / variance,
+        "r2": share,
         "pearson": _quietly(lambda: stats.pearsonr(*pair).statistic),
         "spearman": _quietly(lambda: stats.spearmanr(*pair).statistic),
     }

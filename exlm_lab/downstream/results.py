@@ -195,6 +195,7 @@ def notes(record: dict[str, Any]) -> list[str]:
     counts = {
         "rows cut to fit the model": sum(n["truncated"] for n in rows.values()),
         "rows left out": len(known.get("rejected", ())),
+        "cells left out": len(known.get("cells_left_out", ())),
         "molecules lost stereo marks": known.get("stereo_removed"),
         "labels counted": int(record["scores"][record["part"]].get("num_tasks", [0])[0]),
         "seeds diverged and left out": len(record["diverged_seeds"]),

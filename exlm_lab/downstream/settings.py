@@ -13,6 +13,7 @@ from exlm_mini.config.checks import (
     Positive,
     Seed,
     Share,
+    UserError,
     settings,
 )
 from exlm_mini.data.molecules import Cleaning
@@ -87,6 +88,13 @@ class TuneConfig:
     """Largest gradient norm; 0: no clipping."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Of the encoder; auto: bf16 on a GPU that has it, otherwise fp32."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size % (self.micro_batch_size or 1):
+            raise UserError(
+                f"train.micro_batch_size {self.micro_batch_size} must divide train.batch_size "
+                f"{self.batch_size}; change one of them"
+            )
 
     def steps_per_epoch(self, rows: Sized) -> int:
         """Optimiser steps of one pass over some rows."""

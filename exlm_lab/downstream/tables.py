@@ -119,7 +119,7 @@ def _parquet(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
 
     start, file = 0, pyarrow.parquet.ParquetFile(stream)
     for batch in chain([file.schema_arrow.empty_table()], file.iter_batches(size)):
-        frame = batch.to_pandas(types_mapper=pandas.ArrowDtype)
+        frame = batch.to_pandas(types_mapper=pandas.ArrowDtype, ignore_metadata=True)
         yield frame.set_axis(range(start, start + len(frame)))
         start += len(frame)
 
@@ -138,7 +138,9 @@ def table_writer(path: Path) -> Iterator[Callable[[Any], None]]:
         def write(frame: Any) -> None:
             nonlocal sheet
             if path.suffix == ".csv":
-                text = frame.to_csv(index=False, header=stream.tell() == 0)
+                text = frame.to_csv(index=False, header=(is_first := stream.tell() == 0))
+                if "\r" in text:  # pandas leaves it bare, and it would end the line
+                    text = frame.to_csv(index=False, header=is_first, quoting=csv.QUOTE_ALL)
                 stream.write(text.encode(errors="backslashreplace"))  # half a character
             elif twice := [*map(str, frame.columns[frame.columns.duplicated()])]:
                 raise UserError(

@@ -112,7 +112,8 @@ def refused(error: OSError) -> UserError:
 def check_file(path: Path) -> None:
     """Refuse a path that is no file, before anything is imported or read for it."""
     if not path.is_file():
-        raise UserError(f"cannot read {path} (no such file); give an existing path")
+        why = "it is a directory" if path.is_dir() else "no such file"
+        raise UserError(f"cannot read {path} ({why}); give an existing file")
 
 
 def read_bytes(path: str | Path, remedy: str = ANOTHER) -> bytes:

@@ -103,7 +103,7 @@ def kind_of(words: Iterable[str]) -> str | None:
     """The kind of documents of the first named set or file that implies one; None if none does."""
     for word in words:
         hub = hub_set(word)
-        is_of_molecules = hub is None and {".smi", ".lmdb"} & set(Path(word).suffixes)
+        is_of_molecules = hub is None and suffix_of(Path(word)) in (".smi", ".lmdb")
         if kind := "smiles" if is_of_molecules else hub and hub.kind:
             return kind
     return None

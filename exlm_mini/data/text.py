@@ -169,19 +169,21 @@ def column_of(rows: Iterable[Any], source: str, column: str) -> Iterator[str]:
         source: name of the table in messages.
         column: holds text; one that differs in case alone is taken if there is no other.
     """
-    name = None
+    name, names = None, dict[str, None]()
     for number, row in enumerate(rows, start=1):
         where = f"{source} row {number}"
         if not isinstance(row, dict) or None in row:  # fields without a name
             raise UserError(f"{where} is {row!r}, without a name for each field; mend it")
         if name is None:
-            names = [*map(str, row)]
+            names |= dict.fromkeys(map(str, row))
             alike = [one for one in names if one.lower() == column.lower()]
-            if column not in alike and len(alike) != 1:
-                raise UserError(
-                    f"{source} has no column '{column}'; set data.column to one of: "
-                    f"{', '.join(names[:NUM_COLUMNS_SHOWN])}"
-                )
-            name = column if column in alike else alike[0]
+            name = column if column in alike else alike[0] if len(alike) == 1 else None
+            if name is None and number == NUM_ROWS_BATCH:
+                break
         if (value := row.get(name)) is not None:
             yield document(value, "text", f"{where}, column '{name}',")
+    if name is None and names:  # a row of JSON lines need not have all columns
+        raise UserError(
+            f"{source} has no column '{column}'; set data.column to one of: "
+            f"{', '.join([*names][:NUM_COLUMNS_SHOWN])}"
+        )

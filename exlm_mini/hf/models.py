@@ -271,7 +271,8 @@ class ExLMForQuestionAnswering(_WithHeads):
     ) -> QuestionAnsweringModelOutput:
         is_pad_BN = self.rows(input_ids, attention_mask) == self.exlm.special_ids.pad
         scores_BN2 = self.heads[0](self.dropout(self.hidden(input_ids, attention_mask)))
-        start, end = scores_BN2.masked_fill(is_pad_BN.unsqueeze(2), -1e9).unbind(dim=2)
+        lowest = max(-1e9, torch.finfo(scores_BN2.dtype).min / 2)  # two are added up
+        start, end = scores_BN2.masked_fill(is_pad_BN.unsqueeze(2), lowest).unbind(dim=2)
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = self.loss_function(start, end, start_positions, end_positions)

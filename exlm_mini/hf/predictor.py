@@ -27,7 +27,7 @@ from transformers.utils import logging
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 from exlm_mini.data.molecules import Cleaning
-from exlm_mini.reading.entries import MOST_UNKNOWN, readable, tell
+from exlm_mini.reading.entries import MOST_UNKNOWN, listed, readable, tell
 from exlm_mini.reading.runs import task_of
 from exlm_mini.training.console import say
 from exlm_mini.training.processes import choose_device
@@ -45,7 +45,7 @@ class Predictor:
 
     def predict(
         self,
-        texts: Sequence[Any],
+        texts: str | Sequence[Any],
         batch_size: int = 64,
         report: Callable[[str], None] = say,
         first: int = 0,
@@ -53,7 +53,7 @@ class Predictor:
         """Predictions for some texts.
 
         Args:
-            texts: R texts or molecules, for a model of pairs two of them each.
+            texts: R texts or molecules, for a model of pairs two of them each; or one text.
             batch_size: rows in memory at once.
             report: receives a line for each unreadable text, such as a SMILES that RDKit rejects or
                 one whose tokens are mostly [UNK].
@@ -64,6 +64,7 @@ class Predictor:
             yes, float64 with nan where a text is unreadable; or words, None where it is, and a
             further column ``NAME probability``.
         """
+        texts = listed(texts)
         scores_RC, reasons = self.scores(texts, batch_size)
         tell(reasons, "row {}", "it gets no prediction", report, first)
         names = list(self.model.config.id2label.values())

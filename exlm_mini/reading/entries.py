@@ -15,6 +15,12 @@ NUM_TOLD = 10
 """Unreadable entries named one by one; the others are only counted."""
 
 
+def listed(entries: Any) -> list[Any]:
+    """The entries of a list; one text may come without a list."""
+    is_list = isinstance(entries, Iterable) and not isinstance(entries, str)
+    return list(entries) if is_list else [entries]
+
+
 def readable(
     values: Iterable[Any], kind: str, cleaning: Cleaning | None = None
 ) -> tuple[list[str], dict[int, str]]:

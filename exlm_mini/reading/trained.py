@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +35,7 @@ from exlm_mini.data.tokenizer import MASK, Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.decoding import Reading, read_row
-from exlm_mini.reading.entries import MOST_UNKNOWN, readable, tell
+from exlm_mini.reading.entries import MOST_UNKNOWN, listed, readable, tell
 from exlm_mini.reading.explorer import Explorer, explorer
 from exlm_mini.reading.runs import REMEDY, SHIPPED, model_directory
 from exlm_mini.reading.scene import read_scene
@@ -119,7 +119,7 @@ class Trained:
         """As ``embed``, and the reason for each text that gets nan, by its place."""
         kind, special = self.tokenizer.kind, self.tokenizer.special_ids
         cleaning = Cleaning() if find_spec("rdkit") else None
-        entries, reasons = readable(_listed(texts), kind, cleaning)
+        entries, reasons = readable(listed(texts), kind, cleaning)
         rows: dict[int, list[int]] = {}
         for place, text in enumerate(entries):
             if place not in reasons:
@@ -239,13 +239,7 @@ class Trained:
     def _documents(self, texts: Sequence[str]) -> list[str]:
         """What each entry of a list holds."""
         kind = self.tokenizer.kind
-        return [document(text, kind, f"texts[{i}]") for i, text in enumerate(_listed(texts))]
-
-
-def _listed(texts: Any) -> list[Any]:
-    """The entries of a list; one text may come without a list."""
-    is_list = isinstance(texts, Iterable) and not isinstance(texts, str)
-    return list(texts) if is_list else [texts]
+        return [document(text, kind, f"texts[{i}]") for i, text in enumerate(listed(texts))]
 
 
 def load(path: str | Path, report: Callable[[str], None] = say) -> Trained:

@@ -142,7 +142,8 @@ class ProgressLine:
             return
         self._last_line = now
         seconds, done = now - self._start[0], step - self._start[1]
-        eta = in_words(seconds / done * (self.steps - step)) if done else "unknown"
+        left = self.steps - step
+        eta = in_words(seconds / max(done, 1) * left) if done or not left else "unknown"
         unit = "" if self.unit == "step" else f" {self.unit}"
         line = f"{self.name}{unit} {step}/{self.steps}: {text}, ETA {eta}"
         if self._is_terminal:

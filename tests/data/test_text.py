@@ -74,7 +74,7 @@ def test_what_is_no_text_is_refused_by_its_place(kind, value):
         ("c.txt", "\ufeffone\u2028\x0bone\ntwo\x1ctwo", ["one\u2028\x0bone", "two\x1ctwo"]),
         ("a.csv", 'id,text\n1,"one, ""2""\nthree"\n2,four\n3,\n\n', ['one, "2"\nthree', "four"]),
         ("b.csv", "text\n" + "a" * 200_000, ["a" * 200_000]),
-        ("a.jsonl", '{"text": "one\\n2"}\n{"text": null}\n{"text": "ü"}\n', ["one\n2", "ü"]),
+        ("a.jsonl", '{"n": 1}\n{"text": "one\\n2"}\n{"text": null}\n', ["one\n2"]),
         ("a.TXT.gz", gzip.compress(CHAPTERS.encode(), mtime=0), BOTH),
         ("a.csv.xz", lzma.compress(b"text\none\n"), ["one"]),
     ],

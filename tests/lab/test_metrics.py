@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from refusals import told
 
 from exlm_lab.downstream import metrics
-from exlm_lab.downstream.task import Task
+from exlm_lab.downstream.baselines import baselines
+from exlm_lab.downstream.task import Examples, Task
 
 pytest.importorskip("sklearn")
 pytest.importorskip("scipy")
@@ -96,6 +97,7 @@ def test_errors_are_in_units_and_missing_numbers_do_not_count():
     first = metrics.evaluate(NUMBER, scores[:, :1], labels[:, :1])
     assert first["rmse"] == pytest.approx(3**0.5) and first["mae"] == pytest.approx(1)
     assert first["r2"] == pytest.approx(1 - 9 / 2)
+    assert metrics.evaluate(NUMBER, scores[:3, :1], np.full((3, 1), 0.1))["r2"] == 0.0
     both = metrics.evaluate(TWO_NUMBERS, scores, labels)
     assert both["rmse logS"] == first["rmse"]
     assert both["rmse logP"] == pytest.approx((200 / 3) ** 0.5)
@@ -125,3 +127,15 @@ def test_a_constant_prediction_scores_nothing(value, num_rows):
     assert out["pearson"] == out["spearman"] == 0.0
     always_yes = np.tile([0.0, 1.0], (num_rows, 1))
     assert metrics.evaluate(TWO, always_yes, np.arange(num_rows) % 2)["matthews"] == 0.0
+
+
+# ---- baselines ----
+
+
+@pytest.mark.parametrize("input", ["smiles", "text"])
+def test_baselines_that_learn_of_one_class_always_say_it(input):
+    task = Task("mine", "classes", ("no", "yes"), "accuracy", input)
+    train = Examples([("CCO",), ("CCN",)], np.array([1, 1]))
+    test = Examples([("CCO",), ("CCC",), ("CO",)], np.array([0, 1, 1]))
+    for each in baselines(task, train, test, (1,)).values():
+        assert [one["accuracy"] for one in each] == [2 / 3]

@@ -17,6 +17,8 @@ from transformers import pipeline
 import exlm_mini
 from exlm_lab import embed, finetune, predict
 from exlm_lab.downstream import tables
+from exlm_lab.downstream.figure import draw
+from exlm_lab.downstream.task import Examples, Task
 from exlm_mini.export import export
 from exlm_mini.reading.trained import load
 
@@ -117,6 +119,11 @@ def test_predict_writes_the_table_with_a_column_for_each_target(
         ):
             assert measured.items() <= said.items()
             assert said["pIC50 predicted"] == own["pIC50"]
+        again = tmp_path / "again.csv"  # nothing that is there is written over
+        assert run_in(predict, tuned / kind, output, "--output", again) == 0
+        for own, said in zip(rows_of(output), rows_of(again), strict=True):
+            assert own.items() <= said.items()
+            assert said["pIC50 predicted predicted"] == own["pIC50 predicted"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -191,6 +198,7 @@ def test_what_cannot_be_read_is_told_and_gets_nothing(tuned, capsys):
     )
     assert "row 4: 2 of its 2 tokens are not in the vocabulary" in err
     assert numbers.predict([])["pIC50"].shape == (0,)
+    assert numbers.predict("CCO")["pIC50"] == pytest.approx(said[:1], rel=1e-5)
     assert exlm_mini.load(tuned / "classes").predict(["C1CC("])["Series"][0] is None
     told(lambda: exlm_mini.load(tuned / "pair").predict([("one",)]), "1 texts", "trained on 2")
 
@@ -219,6 +227,10 @@ def test_what_is_no_fine_tuned_model_is_said(runs, table, tmp_path, capsys):
         (["--column", "SMILES", "--target", "pIC50", "--task", "bbbp"], ["--task is for"]),
         (["--column", "SMILES", "smiles", "--target", "pIC50"], ["'SMILES' is named twice"]),
         (
+            ["--column", "SMILES", "--target", "pIC50", "--train.micro_batch_size", "12"],
+            ["train.micro_batch_size 12 must divide train.batch_size 32"],
+        ),
+        (
             ["--column", "SMILES", "--target", "pIC50", *ONE, "--train.learning_rate", "1e30"],
             ["mine: every run diverged", "--train.learning_rate"],
         ),
@@ -227,6 +239,16 @@ def test_what_is_no_fine_tuned_model_is_said(runs, table, tmp_path, capsys):
 def test_mistakes_are_one_line(argv, parts, runs, table, tmp_path, capsys):
     argv = [table, *argv, "--from", runs / "smiles", "--output", tmp_path / "out"]
     fails(capsys, finetune.main, *argv, parts=parts)
+
+
+@pytest.mark.parametrize("kind", ["labels", "numbers"])
+def test_a_figure_leaves_out_what_the_model_cannot_read(kind, tmp_path):
+    numbers = ("x",) if kind == "numbers" else ()
+    task = Task("mine", kind, ("x",), "score", "smiles", ("m",), ("x",), numbers)
+    labels_RC = np.array([[0.0], [1.0], [1.0], [np.nan]])
+    examples = Examples([("CCO",), ("C",), ("[Xe]",), ("CC",)], labels_RC)
+    draw(task, examples, np.array([[0.1], [0.8], [np.nan], [0.3]]), tmp_path / "f.svg")
+    assert (tmp_path / "f.svg").stat().st_size > 1000
 
 
 # ---- embed ----
@@ -263,11 +285,19 @@ def test_long_rows_are_told_once(runs, tmp_path, capsys, monkeypatch):
     assert "rows from 16 on are long" in line and "such as texts[4] with 92" in line
 
 
-@pytest.mark.parametrize("color", [None, "pIC50", "Series"])
+@pytest.mark.parametrize(
+    ("color", "num_groups"),
+    [(None, 1), ("pIC50", 1), ("Series", 3), ("lists", 3), ("names", 10)],
+)
 def test_the_map_has_a_dot_for_every_row_with_a_vector(
-    color, runs, table, tmp_path, monkeypatch
+    color, num_groups, runs, table, tmp_path, monkeypatch
 ):
     shown = []
+    frame = pandas.read_csv(table)
+    frame["lists"] = [None, [1], ["a", None], None] * 10
+    frame["names"] = [*frame["Name"][:39], None]
+    table = tmp_path / "t.jsonl"
+    frame.to_json(table, orient="records", lines=True)
     monkeypatch.setattr(
         "exlm_mini.plot.style.save_figure", lambda figure, path: shown.append(figure)
     )
@@ -275,7 +305,7 @@ def test_the_map_has_a_dot_for_every_row_with_a_vector(
     argv += ["--map", tmp_path / "map.svg", *(["--color", color] if color else [])]
     assert run_in(embed, *argv) == 0
     dots = [group.get_offsets() for group in shown[0].axes[0].collections]
-    assert len(dots) == (3 if color == "Series" else 1)
+    assert len(dots) == num_groups
     assert sum(map(len, dots)) == len(SMILES) - 1
 
 

@@ -292,6 +292,8 @@ def test_a_head_is_drawn_and_the_encoder_loaded(kind, names, runs):
     assert all(p.grad is not None for p in model.heads.parameters())
     if kind == "QuestionAnswering":  # no answer begins or ends in padding
         assert max(out.start_logits[1, 3], out.end_logits[1, 3]) < -1e8
+        half = model.half()(ids)
+        assert (half.start_logits + half.end_logits).isfinite().all()
 
 
 def test_gradients_do_not_grow_with_accumulation(runs, tmp_path):

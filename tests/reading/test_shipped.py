@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForMaskedLM
 
 import exlm_mini
+import exlm_mini.hf
 from exlm_mini import fill
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.reading.prize import measure_prize
@@ -40,6 +42,12 @@ def test_it_is_small_and_its_card_names_licence_and_measurement(name):
     trained = exlm_mini.load(name)
     assert f"{sum(p.numel() for p in trained.model.parameters()):,} parameters" in card
     assert re.search(r"\((MIT|CC0)\)", card)
+
+
+def test_transformers_opens_it_in_float32(name):
+    """Though one is stored in float16, which would not train."""
+    model = AutoModelForMaskedLM.from_pretrained(exlm_mini.load(name).path)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 
 def test_nothing_in_it_names_the_machine_it_was_made_on(name):
