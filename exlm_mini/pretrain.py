@@ -79,6 +79,10 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
                     corpus = prepare_corpus(
                         config.data, output / "data", config.seed, engine.tell
                     )
+        if config.train.num_threads is not None:
+            import torch
+
+            torch.set_num_threads(config.train.num_threads)
         if minutes is not None and not is_begun:
             steps = _steps_in(minutes, config, corpus, output, engine)
             config = replace(config, train=replace(config.train, steps=steps))
@@ -129,14 +133,11 @@ def _train(
     config: RunConfig, corpus: Corpus, output: Path, engine: Engine, requests: Requests
 ) -> Trainer:
     """Train until the end, or until it is asked to stop; progress on stderr."""
-    import torch
 
     from exlm_mini.reading.trained import open_checkpoint
     from exlm_mini.training.run_directory import settle
     from exlm_mini.training.trainer import Trainer
 
-    if config.train.num_threads is not None:
-        torch.set_num_threads(config.train.num_threads)
     with engine.together():
         trainer = Trainer(config, corpus.train, corpus.validation, output, engine.tell, engine)
         source = config.train.start_from

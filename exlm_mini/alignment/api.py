@@ -165,11 +165,12 @@ def posteriors(
     def total(*scores: Tensor) -> Tensor:
         return log_likelihood(*scores, *graph[2:]).sum()
 
-    scores = tuple(t.detach() for t in graph[:2])
     if is_in_torch_func():  # where no tensor may be told to require a gradient
-        return Posteriors(*torch.func.grad(total, argnums=(0, 1))(*scores))
-    with torch.enable_grad():
-        scores = tuple(t.requires_grad_() for t in scores)
+        by_scores = torch.func.grad(total, argnums=(0, 1))
+        return Posteriors(*by_scores(*(t.detach() for t in graph[:2])))
+    with torch.inference_mode(False), torch.enable_grad():
+        graph = graph.ordinary()
+        scores = tuple(t.detach().requires_grad_() for t in graph[:2])
         return Posteriors(*torch.autograd.grad(total(*scores), scores))
 
 

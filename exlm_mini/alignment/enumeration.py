@@ -52,7 +52,7 @@ def log_likelihood(*arguments: Tensor) -> Tensor:
         torch.stack([score for score, _ in scored]).logsumexp(dim=0) if scored else lost
         for scored in _scored_paths(graph)
     ]
-    return torch.stack(totals) + graph.nothing
+    return torch.stack([*totals, graph.nothing])[:-1] + graph.nothing
 
 
 def viterbi(*arguments: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,10 @@ class Graph(NamedTuple):
         """The same numbers in float64."""
         return self.to(torch.float64)
 
+    def ordinary(self) -> Graph:
+        """The same graph for autograd, which refuses the tensors of inference mode: copies."""
+        return Graph(*(t.clone() if t.is_inference() else t for t in self))
+
     @property
     def is_state_BL(self) -> Tensor:
         """bool, true for the states that a row has."""

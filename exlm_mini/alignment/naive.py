@@ -41,7 +41,7 @@ def _of_rows(graph: Graph, combine: Callable[[Tensor], Tensor]) -> Tensor:
     sizes = zip(graph.num_targets_B.tolist(), graph.num_states_B.tolist(), strict=True)
     rows = zip(graph.log_emission_BML, graph.log_transition_BLL, sizes, strict=True)
     log_f = [_log_f(emission, edges, M, L, combine) for emission, edges, (M, L) in rows]
-    return torch.stack(log_f) + graph.nothing
+    return torch.stack([*log_f, graph.nothing])[:-1] + graph.nothing
 
 
 def log_likelihood(*arguments: Tensor) -> Tensor:
@@ -52,9 +52,9 @@ def log_likelihood(*arguments: Tensor) -> Tensor:
 def viterbi(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     """The same loops with max in place of sum, whose gradient is 1 along the path and 0
     elsewhere; see ``alignment.viterbi``."""
-    graph = Graph(*arguments)
-    scores_BML = graph.log_emission_BML.detach().requires_grad_()
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
+        graph = Graph(*arguments).ordinary()
+        scores_BML = graph.log_emission_BML.detach().requires_grad_()
         log_score_B = _of_rows(
             graph._replace(log_emission_BML=scores_BML), lambda terms: terms.max(dim=0).values
         )

@@ -67,7 +67,10 @@ class RunConfig:
     @property
     def grow_step(self) -> int:
         """Steps of an exlm run as an MLM, before each mask splits into its states (``grow_at``)."""
-        return round(self.train.grow_at * self.train.steps) if self.objective == "exlm" else 0
+        share, steps = self.train.grow_at, self.train.steps
+        if self.objective != "exlm" or share == 0:
+            return 0
+        return min(max(1, round(share * steps)), steps - 1)
 
     @property
     def stages(self) -> list[tuple[RunConfig, int]]:

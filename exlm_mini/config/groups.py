@@ -236,8 +236,8 @@ class TrainConfig:
     """exlm only: share of the steps on fixed parallel chains, from grow_at on; they fade out over
     an equal share; 0: none, as in the paper."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Encoder arithmetic; emission, transition and dynamic programme stay in fp32. auto: bf16 on
-    a GPU that has it, otherwise fp32."""
+    """Of matrix products; normalisations, the transition matrix and the dynamic programme stay in
+    fp32. auto: bf16 on a GPU that has it, otherwise fp32."""
     max_skipped: Annotated[Count, Effect.COURSE, RARE] = 10
     """Stop after this many steps in a row whose loss or gradient is not finite; each is skipped."""
     compile: Annotated[bool, RARE] = False
@@ -264,6 +264,11 @@ class TrainConfig:
             raise UserError(
                 f"train.grow_at {self.grow_at:g} begins with an MLM and train.start_from "
                 f"{self.start_from} with one that is trained; drop one of the two"
+            )
+        if self.grow_at and self.grow_at + 2 * self.chain_warmup > 1:
+            raise UserError(
+                f"train.grow_at {self.grow_at:g} leaves fixed chains (train.chain_warmup "
+                f"{self.chain_warmup:g}) no time to fade out; lower one of the two"
             )
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise UserError(
@@ -292,11 +297,11 @@ class TrainConfig:
         linear decay to 0 after the last step (polynomial decay, power 1). Adam's moments are reset
         when an MLM grows, so the rate warms up once more."""
         update = step + 1
-        if update <= self.warmup_steps:
-            return self.learning_rate * update / self.warmup_steps
         rate, left = self.learning_rate, self.steps - update + 1
         peak_ends = max(self.warmup_steps, round(self.decay_from * self.steps))
-        if update > peak_ends:
+        if update <= self.warmup_steps:
+            rate = rate * update / self.warmup_steps
+        elif update > peak_ends:
             rate = rate * left / (self.steps - peak_ends + 1)
         if 0 < grown_at < update <= grown_at + self.warmup_steps:
             rate *= (update - grown_at) / self.warmup_steps

@@ -113,7 +113,7 @@ def check_file(path: Path) -> None:
     """Refuse a path that is no file, before anything is imported or read for it."""
     if not path.is_file():
         why = "it is a directory" if path.is_dir() else "no such file"
-        raise UserError(f"cannot read {path} ({why}); give an existing file")
+        raise UserError(f"cannot read {path} ({why}); give an existing path")
 
 
 def read_bytes(path: str | Path, remedy: str = ANOTHER) -> bytes:

@@ -88,8 +88,9 @@ def _gradients_of_chunks(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The logits of ``chunk`` rows at a time are computed again."""
     grad_hidden_SD = torch.empty_like(hidden_SD)
-    grad_weight_VD = torch.zeros_like(weight_VD)
-    grad_bias_V = torch.zeros_like(bias_V)
+    summed = torch.promote_types(weight_VD.dtype, torch.float32)  # bfloat16 drops small terms
+    grad_weight_VD = torch.zeros_like(weight_VD, dtype=summed)
+    grad_bias_V = torch.zeros_like(bias_V, dtype=summed)
     for start in range(0, len(hidden_SD), chunk):
         rows = slice(start, start + chunk)
         logits_SV = _float_logits(hidden_SD[rows], weight_VD, bias_V)
@@ -99,7 +100,7 @@ def _gradients_of_chunks(
         )
         grad_weight_VD += weight_part_VD
         grad_bias_V += bias_part_V
-    return grad_hidden_SD, grad_weight_VD, grad_bias_V
+    return grad_hidden_SD, grad_weight_VD.to(weight_VD.dtype), grad_bias_V.to(bias_V.dtype)
 
 
 _chunked = with_gradients(_in_chunks, _gradients_of_chunks)
@@ -177,9 +178,10 @@ class VocabularyHead(nn.Module):
             feature_BLD.flatten(0, 1), embedding_VD, self.bias, self.chunk
         ).view(feature_BLD.shape[:2])
         target_BMD = F.embedding(target_ids_BM, embedding_VD)
-        product_BML = target_BMD @ feature_BLD.transpose(1, 2)
-        logits_BML = product_BML.to(lse_BL.dtype) + self.bias[target_ids_BM].unsqueeze(2)
-        return logits_BML - lse_BL.unsqueeze(1)
+        bias_BM1 = self.bias[target_ids_BM].unsqueeze(2)
+        # Rounded as in lse: otherwise probabilities in bfloat16 would exceed 1.
+        logits_BML = torch.baddbmm(bias_BM1, target_BMD, feature_BLD.transpose(1, 2))
+        return logits_BML.to(lse_BL.dtype) - lse_BL.unsqueeze(1)
 
     def _features(self, hidden_SD: Tensor) -> Tensor:
         return self.norm(F.gelu(self.dense(hidden_SD)))

@@ -53,11 +53,15 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
     Args:
         report: receives a line if the file system has no locks.
     """
+    is_new = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
     before = set(os.listdir(path))
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         _take(lock)
+        if not os.fstat(lock).st_nlink:  # a start that was refused has just removed it
+            os.close(lock)
+            raise UserError(f"another start in {path} was refused just now; start again")
     except BlockingIOError as error:
         pid, _, host = os.pread(lock, 300, 0).decode(errors="replace").partition(" ")
         os.close(lock)
@@ -77,8 +81,9 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
     except UserError:
         if set(os.listdir(path)) - before == {LOCK}:  # refused before anything was written
             (path / LOCK).unlink()
-            with contextlib.suppress(OSError):  # it holds files of others
-                path.rmdir()
+            if is_new:
+                with contextlib.suppress(OSError):  # it holds files of others
+                    path.rmdir()
         raise
     finally:
         os.close(lock)
@@ -135,7 +140,9 @@ def as_begun(
     free = set(FREE_SETTINGS)
     if new["train.steps"] > old["train.steps"]:
         free.add("train.steps")
-        changes["train.steps"] += "; from here on the learning rate follows the longer schedule"
+        shares = {"train.chain_warmup": "fixed chains", "train.grow_at": "the growth"}
+        what = ["the learning rate", *(shares[key] for key in shares if new[key])]
+        changes["train.steps"] += f"; from here on by the longer schedule: {', '.join(what)}"
     if fixed := [line for key, line in changes.items() if key not in free]:
         raise UserError(
             f"{path} holds a run with other settings: {'; '.join(fixed)}; use the same settings, "

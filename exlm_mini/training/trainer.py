@@ -14,10 +14,11 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from exlm_mini.config import RunConfig
+from exlm_mini.config import ModelConfig, RunConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.packs import Pack
 from exlm_mini.training.beside_weights import beside_weights
@@ -308,4 +309,14 @@ class Trainer:
                 f"{path} is of objective {objective}, this run of {self.config.objective}; go on "
                 "from an mlm"
             )
+        # Weights of the same shapes that another encoder reads differently.
+        own, other = self.config.model, ModelConfig(**state["config"]["model"])
+        for name in ("rope", "shape.num_heads", *["boundary"] * (objective == "exlm")):
+            mine, theirs = map(attrgetter(name), (own, other))
+            if mine != theirs:
+                raise UserError(
+                    f"{path} has model.{name.removeprefix('shape.')} {theirs}, this run {mine}; "
+                    "give its model.* settings"
+                )
         self._take_over(checkpoint)
+        self.num_tokens = 0

@@ -137,6 +137,26 @@ def test_log_emission_equals_a_gather_from_log_softmax(way):
 
 
 @pytest.mark.parametrize("way", WAYS[:2])
+def test_probabilities_of_a_sure_model_are_at_most_one_in_bfloat16(way):
+    head = make_head(way, 64, 200).float()
+    state_BLD, embedding_VD = (drawn(*s, 64, dtype=torch.float32) for s in ((B, 50), (200,)))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        likeliest_BM = head.logits(state_BLD, embedding_VD).argmax(dim=2)
+        log_emission_BML = head.log_emission(state_BLD, embedding_VD, likeliest_BM)
+    assert log_emission_BML.exp().max() > 0.99
+    assert log_emission_BML.max() < 1e-4
+
+
+def test_chunks_are_added_up_without_loss_in_bfloat16():
+    inputs = [(0.1 * t).detach().float() for t in make_inputs(4000)]
+    exact = gradients(log_sum_exp(WAYS[0], *map(Tensor.requires_grad_, inputs)), inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = gradients(log_sum_exp(WAYS[1], *inputs), inputs)
+    for ours, theirs in zip(low[1:], exact[1:], strict=True):
+        assert (ours - theirs).norm() < 0.01 * theirs.norm()
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
 def test_bfloat16_autocast_is_as_exact_as_plain_pytorch(way):
     """Error at most twice that of plain PyTorch at the same precision, value and gradients."""
     big_V, big_D = 200, 64

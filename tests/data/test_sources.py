@@ -116,7 +116,7 @@ def test_files_beside_each_other_are_one_source(tmp_path, hub_copy):
     ("words", "parts"),
     [
         (["wikipedai"], ["no named data set", "wikipedia"]),
-        (["none.txt"], ["no such file", "existing file"]),
+        (["none.txt"], ["no such file", "existing path"]),
         (["corpus.gz"], ["no known suffix"]),
         (["zinc"], ["holds smiles, data.kind is text"]),
         (["bookcorpus"], ["bookcorpus-unlicensed"]),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import fails
+from refusals import told
 
 import exlm_mini
 from exlm_mini.config.options import parse
@@ -79,6 +80,19 @@ def test_the_rate_rises_once_more_when_it_grows():
     assert (rates[:50], rates[60:]) == (line[:50], line[60:])
     shares = [rate / on_line for rate, on_line in zip(rates[50:60], line[50:60], strict=True)]
     assert shares == pytest.approx([number / 10 for number in range(1, 11)])
+    within = [train.rate(step, 5) / line[step] for step in range(20)]  # while it first rises
+    assert within == pytest.approx([1] * 5 + [number / 10 for number in range(1, 11)] + [1] * 5)
+
+
+def test_a_run_is_an_mlm_and_an_exlm_for_a_step_or_more():
+    config = load_recipe("smiles-tiny")
+    for share, step in ((1e-9, 1), (0.5, 5), (0.99, 9), (0.0, 0)):
+        train = replace(config.train, grow_at=share, chain_warmup=0.0, steps=10)
+        assert replace(config, train=train).grow_step == step
+    told(
+        lambda: replace(config.train, grow_at=0.7, chain_warmup=0.2),
+        "grow_at 0.7", "chain_warmup 0.2", "lower one",
+    )  # fmt: skip
 
 
 def test_costs_are_those_of_both_stages():
@@ -116,6 +130,11 @@ def test_a_run_goes_on_from_the_weights_of_another_and_its_moments_if_it_does_no
     before, after = weights(mlm, STEPS, "optimizer"), weights(run, 1, "optimizer")
     for name in [name for name in after if name.endswith("/step")]:
         assert after[name] == 1 + (before[name] if objective == "mlm" else 0)
+    whole, own = (
+        load_checkpoint(r / f"checkpoints/step-{n:06d}").state["num_tokens"]
+        for r, n in ((mlm, STEPS), (run, 3))
+    )
+    assert 0 < own < whole  # of three steps, not nine
 
 
 def test_the_shipped_model_can_be_gone_on_from_without_moments(tmp_path):
@@ -150,6 +169,8 @@ def test_a_run_from_another_that_is_cut_off_ends_with_the_same_bits(mlm, step, t
     ("settings", "words"),
     [
         ("--model.width 32", "is of another shape"),
+        ("--model.rope 1d", "model.rope 2d, this run 1d"),
+        ("--model.num_heads 4", "model.num_heads 2, this run 4"),
         ("--data.max_documents 100", "another tokenizer"),
         (
             "--objective repeated-mlm --from {grown}",

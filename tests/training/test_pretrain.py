@@ -12,7 +12,7 @@ import pytest
 import torch
 from commands import contents, ended, fails, succeeds
 
-from exlm_mini import fill
+from exlm_mini import fill, pretrain
 from exlm_mini.config import RunConfig
 from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import dotted, plain, recipe_names, stored_config
@@ -137,7 +137,16 @@ def test_minutes_become_steps_that_a_run_keeps(tmp_path, monkeypatch, capsys):
     """About so long goes by, and the stopped run ends with the bits of the whole one."""
     timed = [*TOY, "--train.minutes", "0.05", "--output", str(tmp_path)]
     stop_after(monkeypatch, 1)
+    timing, threads = pretrain._steps_in, []
+
+    def timed_with(*arguments):
+        threads.append(torch.get_num_threads())
+        return timing(*arguments)
+
+    monkeypatch.setattr(pretrain, "_steps_in", timed_with)
+    torch.set_num_threads(3)
     code, _, err = ended(capsys, main, *timed)
+    assert threads == [1]  # as in the run
     steps = stored_config(tmp_path / "config.yaml").train.steps
     assert (code, f"about {steps:,} steps here" in err) == (INTERRUPTED, True)
     trains(capsys, *timed)
@@ -230,7 +239,7 @@ def test_other_settings_on_the_same_output_are_refused(tmp_path, capsys):
     assert code == 0 and "(16 masks in 8 rows)" in out and "6 steps" in out
     assert "changed since the last start: train.save_every: 200 -> 1\n" in err
     assert "changed since the last start: train.validation_rows: 16 -> 8\n" in err
-    assert "train.steps: 4 -> 6; from here on the learning rate" in err
+    assert "train.steps: 4 -> 6; from here on by the longer schedule: " in err
     assert stored_config(tmp_path / "config.yaml").train.steps == 6
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-000004", "step-000005", "step-000006"]

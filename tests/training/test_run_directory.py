@@ -86,6 +86,16 @@ def test_a_refused_start_leaves_nothing_behind(tmp_path):
 
     told(refused, "train.steps")
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "new").mkdir()  # by the user, who keeps it
+    told(refused, "train.steps")
+    assert [path.name for path in tmp_path.rglob("*")] == ["new"]
+
+
+def test_who_waited_for_a_start_that_was_refused_has_no_lock_without_a_name(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(run_directory, "_take", lambda lock: (tmp_path / ".lock").unlink())
+    told(lambda: locked_directory(tmp_path).__enter__(), tmp_path, "start again")
 
 
 def test_what_a_killed_start_left_is_removed_and_what_is_something_else_is_left_alone(tmp_path):
@@ -97,6 +107,14 @@ def test_what_a_killed_start_left_is_removed_and_what_is_something_else_is_left_
         told(lambda: start(tmp_path, CONFIG), "holds thesis.tex")
     names = {".lock", "thesis.tex", "versions.json"}
     assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_more_steps_are_told_with_all_that_follows_them(tmp_path):
+    start(tmp_path, with_train(chain_warmup=0.1))
+    lines = []
+    as_begun(tmp_path, with_train(chain_warmup=0.1, steps=5000), CPU, lines.append)
+    (line,) = lines
+    assert "1000 -> 5000" in line and line.endswith("the learning rate, fixed chains")
 
 
 def test_a_run_goes_on_in_the_precision_of_its_start(tmp_path):
