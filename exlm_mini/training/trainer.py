@@ -70,7 +70,8 @@ class Trainer:
         self.evaluation: Evaluation | None = None
         """Of the last validation."""
         self.num_tokens = 0
-        """Input tokens of all steps done, before expansion or repetition, without padding."""
+        """Input tokens of all steps, also of the run that this one goes on from, before expansion
+        or repetition, without padding."""
         self.seconds = 0.0
         """Training time in seconds over all starts, validation included."""
         newest = self._newest_checkpoint()
@@ -319,4 +320,3 @@ class Trainer:
                     "give its model.* settings"
                 )
         self._take_over(checkpoint)
-        self.num_tokens = 0

@@ -130,11 +130,6 @@ def test_a_run_goes_on_from_the_weights_of_another_and_its_moments_if_it_does_no
     before, after = weights(mlm, STEPS, "optimizer"), weights(run, 1, "optimizer")
     for name in [name for name in after if name.endswith("/step")]:
         assert after[name] == 1 + (before[name] if objective == "mlm" else 0)
-    whole, own = (
-        load_checkpoint(r / f"checkpoints/step-{n:06d}").state["num_tokens"]
-        for r, n in ((mlm, STEPS), (run, 3))
-    )
-    assert 0 < own < whole  # of three steps, not nine
 
 
 def test_the_shipped_model_can_be_gone_on_from_without_moments(tmp_path):
