@@ -361,7 +361,7 @@ display(pd.DataFrame(rows).T)
 # within spans beat the same states without links, fixed chains, and the published
 # transition matrix. Whether states without links are worse than an MLM is
 # undecided. These are the primary claims on molecules; of the models trained from
-# the start one seed is there:
+# the start not all seeds are there yet:
 
 # %% tags=["nbval-ignore-output"]
 judged = verdicts(RESULTS)
