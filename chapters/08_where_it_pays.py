@@ -283,11 +283,11 @@ for name, seeds in (
 #   {ref}`chap-symmetric-start`. So the package's `SpanTransition` enters every span
 #   of masks in equal shares, and learns edges inside it only. Edges from one span
 #   to another are given up.
-# - At first $k$ states share the gradient of one, and each step of them costs more.
-#   So a masked language model is trained first, and then it *grows*: every mask
-#   splits into four states, after three of four layers. How much that matters is not
-#   decided: so far, models with edges inside spans that were trained from the start
-#   end about as low at the same cost ({ref}`links-on-real-data`).
+# - At first $k$ states share the gradient of one, and each step of them costs
+#   more. So a masked language model is trained first, and then it *grows*: every
+#   mask splits into four states, after three of four layers. How much that matters
+#   is not decided: so far, models with edges inside spans that were trained from
+#   the start end about as low at the same cost ({ref}`links-on-real-data`).
 #
 # To see which part matters ({ref}`plan-links`), one MLM for each seed is trained
 # for 20,000 steps, and five models go on from it, each for the cost of 8,000 steps
