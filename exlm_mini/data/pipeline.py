@@ -167,10 +167,11 @@ def _why_unknown(
     texts = chain.from_iterable(documents(shard)["text"].to_pylist() for shard in shards)
     unknown = (piece for text in texts for piece in tokenizer.unknown_pieces(text))
     pieces = Counter(islice(unknown, NUM_PIECES)).most_common(NUM_SHOWN)
+    retrain = "" if data.tokenizer is None else "set data.tokenizer to none, or "
     return (
         f"{share:.2%} of the tokens are [UNK] (data.max_unknown is {data.max_unknown:.2%}), most "
-        f"often {', '.join(repr(piece[:40]) for piece, _ in pieces)}; set data.tokenizer to none, "
-        "or raise data.vocab_size or data.max_unknown"
+        f"often {', '.join(repr(piece[:40]) for piece, _ in pieces)}; {retrain}"
+        "raise data.vocab_size or data.max_unknown"
     )
 
 
