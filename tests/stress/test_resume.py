@@ -25,7 +25,7 @@ CONFIGS = {
     "mlm": changed(PLAIN, "mlm", save_every=2),
     "exlm": changed(PLAIN, save_every=2, keep_last=2),
     "repeated-mlm": changed(PLAIN, "repeated-mlm", log_every=1),
-    "grown": changed(PLAIN, grow_at=0.5),
+    "grown": changed(PLAIN, grow_at=0.4),
     "tokens": changed(
         PLAIN, batch_size=32, micro_batch_size=None, batch_tokens=60, micro_batch_tokens=20
     ),
