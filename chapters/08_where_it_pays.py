@@ -287,7 +287,7 @@ for name, seeds in (
 #   more. So a masked language model is trained first, and then it *grows*: every
 #   mask splits into four states, after three of four layers. How much that matters
 #   is not decided: so far, models with edges inside spans that were trained from
-#   the start end about as low at the same cost ({ref}`links-on-real-data`).
+#   the start end little higher at the same cost ({ref}`links-on-real-data`).
 #
 # To see which part matters ({ref}`plan-links`), one MLM for each seed is trained
 # for 20,000 steps, and five models go on from it, each for the cost of 8,000 steps
