@@ -367,6 +367,7 @@ assert prizes["random"] < 0.15 * min(prizes[n] for n in (1, 2, 3))  # the pilot'
 together, used = links["together_bits"], links["clones_used"]
 won = together["mlm"] - together["exlm"]
 assert len(won) == 5 and won.between(0.25, 0.6).all() and 0.45 < won.mean() < 0.55
+assert 0 < (together["exlm-scratch"] - together["exlm"]).mean() < 0.3
 assert 5.5 < links["prize_bits"]["mlm"].mean() / won.mean() < 6.5
 assert all(len(together[arm]) == 5 for arm in ARMS)
 for arm in ("uniform", "gated"):

@@ -133,7 +133,6 @@ def _train(
     config: RunConfig, corpus: Corpus, output: Path, engine: Engine, requests: Requests
 ) -> Trainer:
     """Train until the end, or until it is asked to stop; progress on stderr."""
-
     from exlm_mini.reading.trained import open_checkpoint
     from exlm_mini.training.run_directory import settle
     from exlm_mini.training.trainer import Trainer
