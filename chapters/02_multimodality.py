@@ -480,7 +480,7 @@ fig, ax = plt.subplots(figsize=(3.6, 2.8))
 ax.fill_between(ratios, joint_R, floor_R, color="0.9")
 ax.plot(ratios, floor_R, "o-", ms=4, color=COLORS["floor"])
 ax.plot(ratios, joint_R, "s-", ms=4, color=COLORS["joint"])
-ax.text(0.5, floor_R[5] + 0.06, "one by one", color=COLORS["floor"], ha="right")
+ax.text(0.5, floor_R[5] + 0.12, "one by one", color=COLORS["floor"], ha="right")
 ax.text(0.52, joint_R[5] - 0.06, "together", color=COLORS["joint"], va="top")
 _ = ax.set(xlabel="mask ratio p", ylabel="bits per hidden word", ylim=(0, None))
 

@@ -20,10 +20,6 @@
 # agree on a wrong result, run GPU kernels on a CPU, and delete barriers to see what
 # happens.
 #
-# **You will know afterwards** what the backend `native` does, why its float32
-# results can be trusted, how its kernels are laid out on blocks and threads, how
-# such code is tested without a GPU, and how to use it in a model of your own.
-#
 # **It takes** 50 minutes and half a minute of one CPU core, with a C++ compiler.
 # **Paper:** Appendix I of {cite}`zheng2025exlm`. The paper runs the kernels of
 # DA-Transformer {cite}`huang2022datransformer`; those of this book are new and
@@ -954,9 +950,9 @@ for comment, name in wounded.items() if has_native else ():
 # (3.35 TB and 67 trillion operations per second) neither takes more than 20 µs. But
 # a sweep of this shape meets two hundred barriers one after the other, with little
 # to do between them, and they decide how long it takes. The table has recorded
-# medians in milliseconds: *kernels* are ours alone, replayed from a CUDA graph; the
-# next columns include what Python and PyTorch add. *Plain* is 150 lines of CUDA
-# written for the comparison, one block for each row and direction, in log space.
+# medians in milliseconds: first of kernels alone, replayed from a CUDA graph, then
+# with what Python and PyTorch add. *Plain* is 150 lines of CUDA written for the
+# comparison, one block for each row and direction, in log space.
 # DA-Transformer's kernels have four configurations of their forward pass; its code
 # uses the first.
 
@@ -973,9 +969,9 @@ theirs = {
 table = pd.DataFrame(
     {
         "B, M, L": ", ".join(map(str, r["shape"])),
-        "kernels": r["median_ms"]["native kernels"],
-        "ours": r["median_ms"]["native"],
-        "plain": r["median_ms"]["plain"],
+        "kernels: ours": r["median_ms"]["native kernels"],
+        "plain": r["median_ms"]["plain kernels"],
+        "called: ours": r["median_ms"]["native"],
         "DA-T.": theirs[tuple(r["shape"])][0],
         "its best": min(theirs[tuple(r["shape"])]),
     }
@@ -987,8 +983,9 @@ table.set_index("B, M, L").round(2)
 # %% [markdown]
 # With 8 rows the kernels take three quarters as long as with 64: they wait. At the
 # paper's shape they are seven times as fast as DA-Transformer's best configuration,
-# three times with everything around them; around small graphs the half millisecond
-# of the operator, now avoided, outweighed that. With 1,400 short rows, a
+# three times when called from Python. A call of PyTorch's operator took half a
+# millisecond more than its kernels, too much for small graphs; it is avoided now.
+# With 1,400 short rows, a
 # batch of molecules, ours are slower: a thread of the sweep needs 250 registers, so
 # a multiprocessor holds one block at a time, and 2,800 queue for 132 places.
 #

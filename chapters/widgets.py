@@ -87,7 +87,7 @@ function draw() {
     const most = Math.max(...row);
     out += `<b>${targets[i]}</b>` + row.map((x, u) => {
       const changed = before && before[i][u] !== hide[i][u] ? "changed" : "";
-      const deep = `background:rgba(1,115,178,${(0.5 * x / most).toFixed(2)})`;
+      const deep = `background:rgba(1,115,178,${(0.25 * x / most).toFixed(2)})`;
       return `<i class="${changed}" style="${deep}">${x ? x.toFixed(3) : 0}</i>`;
     }).join("");
   });

@@ -169,7 +169,7 @@ class ScorecardDirective(SphinxDirective):
         rows = [["claim of the paper", "verdict", "difference", "runs", "measured here"]]
         for score in sweep_numbers.scores():
             word, comma, rest = score.word.partition(",")
-            color = {"for": "success", "against": "danger"}.get(score.verdict.word, "secondary")
+            color = {"for": "success", "against": "danger"}.get(word, "muted")
             verdict = f"{{bdg-{color}}}`{word}`{comma}{rest}"
             claim = f"{score.text} ({score.row.place})"
             number = typeset(score.shown)

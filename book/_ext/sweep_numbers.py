@@ -82,7 +82,8 @@ def sweep_page(name: str) -> str:
     """Tables of a sweep as Markdown; of ``study``, every claim with its evidence."""
     if name == "study":
         return _in_a_section(verdicts.report(RESULTS))
-    return _in_a_section(tables.report(name, RESULTS).partition("\n")[2])
+    report = tables.report(name, RESULTS).partition("\n")[2]
+    return _in_a_section(re.sub(r"(records missing): .*", r"\1.", report))
 
 
 def _in_a_section(text: str) -> str:
@@ -109,7 +110,7 @@ def _as_wide_as_the_page(table: re.Match[str]) -> str:
 
 def typeset(text: str) -> str:
     """Numbers with a minus sign where Python writes a hyphen, on one line with what follows ±."""
-    text = re.sub(r"(?<!\w)-(?=\d)", "\N{MINUS SIGN}", text)
+    text = re.sub(r"(?<![\w+])-(?=\d)", "\N{MINUS SIGN}", text)
     return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -57,7 +58,7 @@ def draw_scorecard(ax: Axes, scores: list[Score]) -> None:
     """Every claim with its difference, right of the line where it speaks for the claim.
 
     Differences have many units, so each is drawn in half widths of its own 95% interval: a bar
-    that does not reach the line excludes zero.
+    that does not reach the line excludes zero. What is farther off than fits has an arrow.
     """
     colors = {"for": "tab:green", "against": "tab:red"}
     for y, score in enumerate(reversed(scores)):
@@ -67,6 +68,8 @@ def draw_scorecard(ax: Axes, scores: list[Score]) -> None:
         effect = verdict.claim.sign * verdict.mean / verdict.half_width
         x = max(-FARTHEST, min(FARTHEST, effect))
         ax.plot([x - 1, x + 1], [y, y], color=color, lw=2)
+        if x != effect:
+            ax.plot(x + math.copysign(1, x), y, color=color, marker="<" if x < 0 else ">", ms=6)
         ax.plot(x, y, color=color, marker="o" if verdict.is_planned else "D", ms=5,
                 mfc=color if verdict.is_planned else "white")  # fmt: skip
         ax.text(

@@ -86,7 +86,7 @@ _LINKS = Experiment(
         Claim("E as published loses bits against links within spans",
               _BITS, "gated", "exlm", 1, 0.3, is_primary=True),
         Claim("Trained from the start, ExLM loses bits against one that is grown",
-              _BITS, "exlm-scratch", "exlm", 1, 0.3, is_primary=True),
+              _BITS, "exlm-scratch", "exlm", 1, 0.3, is_primary=True, id="growing"),
         Claim("So do fixed chains: they lose bits", _BITS, "chains-scratch", "chains", 1, 0.3),
         Claim("So does E as published: it loses bits", _BITS, "gated-scratch", "gated", 1, 0.3),
         Claim("So do states without links: they lose bits",

@@ -29,8 +29,8 @@ class Row(NamedTuple):
 SCORECARD = {
     "lost-words": Row(
         "§3.2, Figure 3",
-        "latents a probe reads at equal competence, points: slope from no to every word lost, less "
-        "that from no to every copy masked",
+        "hidden variables that a probe reads at equal competence, points: change from no to all "
+        "words lost, less that from no to all copies masked",
         "Lost words cost more than [MASK] does",
     ),
     "uncertainty": Row(
@@ -97,8 +97,15 @@ SCORECARD = {
     ),
     "grown-readable": Row(
         "ours",
-        "molecules that can be read, points: the same two, each filling in one pass",
+        "molecules that can be read, points: the same two, filling in one pass, of ExLM the "
+        "likeliest of 16 paths'",
         "Grown, it fills in more that can be read",
+    ),
+    "growing": Row(
+        "ours",
+        "bits of symbols hidden in spans: ExLM trained from the start against one grown from an "
+        "MLM, at equal cost",
+        "Growing out of an MLM helps",
     ),
     "structure-steps": Row(
         "Table 1",
@@ -119,12 +126,12 @@ SCORECARD = {
     ),
     "edges": Row(
         "Table 13",
-        "bits where masks stand for one to three words: with them against without",
+        "bits of two words that say one of three overlapping phrases: with them against without",
         "Edges inside a mask matter",
     ),
     "four-states": Row(
         "Table 4",
-        "latents a probe reads in `town`, points, mean of both mask ratios",
+        "hidden variables that a probe reads in `town`, points, mean of both mask ratios",
     ),
     "more-masks": Row(
         "Table 4",

@@ -118,14 +118,14 @@ class Verdict(NamedTuple):
             return "–"
         interval, half = self.interval, self.half_width
         if interval is None or half is None:
-            return f"{factor * self.mean:+.{digits}f}"
+            return f"{factor * self.mean:+z.{digits}f}"
         mean, half = factor * self.mean, factor * half
         while abs(mean) > half and round(abs(mean), digits) <= round(half, digits):
             digits += 1
         low, high = (factor * end for end in interval)
         if high - low < 2 * half * (1 - 1e-9):
-            return f"{mean:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
-        return f"{mean:+.{digits}f} ± {half:.{digits}f}"
+            return f"{mean:+z.{digits}f} ({low:+z.{digits}f} to {high:+z.{digits}f})"
+        return f"{mean:+z.{digits}f} ± {half:.{digits}f}"
 
 
 def half_width(differences: Sequence[float]) -> float | None:

@@ -105,7 +105,7 @@ def test_groups_of_seeds_are_counted(monkeypatch):
         (recorded_runs.span, [1.8695], "1.870"),  # half up
         (partial(recorded_runs.span, digits=0), [0.5], "1"),
         (front_matter.typeset, "-0.24 ± 0.43", "−0.24\xa0±\xa00.43"),
-        (front_matter.typeset, "3 of 5, e-3, +0.1", "3 of 5, e-3, +0.1"),
+        (front_matter.typeset, "mlm++-4 of 5, e-3, +0.1", "mlm++-4 of 5, e-3, +0.1"),
         (recorded_runs.short, "0123456789" * 4 + " with changes", "0123456 with changes"),
     ],
 )
