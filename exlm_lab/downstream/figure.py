@@ -53,7 +53,6 @@ def draw(task: Task, examples: Examples, scores_RC: np.ndarray, path: Path) -> N
     for column in others:
         _roc(axes[0, -1], *column)
     save_figure(figure, path)
-    plt.close(figure)
 
 
 def draw_map(pieces: list[tuple[np.ndarray, Any]], color: str | None, path: Path) -> None:

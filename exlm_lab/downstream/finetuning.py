@@ -42,7 +42,7 @@ from exlm_lab.ledger import MADE_AGAIN, StoppedError, check_identity
 from exlm_mini.data.files import read_json, write_json
 from exlm_mini.reading.trained import Trained
 from exlm_mini.training.console import Progress
-from exlm_mini.training.processes import choose_device
+from exlm_mini.training.processes import choose_device, is_in_bf16
 from exlm_mini.training.step import DivergedError
 
 EVALUATION_ROWS = 64
@@ -251,7 +251,7 @@ def _trainer(
         metric_for_best_model=problem.task.metric,
         seed=seed,
         use_cpu=device.type == "cpu",
-        bf16=config.is_half(device),
+        bf16=is_in_bf16(config.precision, device),
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,

@@ -23,7 +23,7 @@ import random
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from exlm_mini.data.molecules import read_molecule, require_rdkit
+from exlm_mini.data.molecules import read_molecule
 
 RULES = ("scaffold", "deepchem", "random")
 PARTS = ("train", "validation", "test")
@@ -52,7 +52,6 @@ def split(smiles: Iterable[str], rule: str = "scaffold") -> Split:
     Both rules sort the groups by (size, first row), both descending, and give each to the
     first of train and validation that it still fits into, else to test.
     """
-    require_rdkit()
     rejected = []
     groups: dict[str, list[int]] = {}
     for row, molecule in enumerate(map(read_molecule, smiles)):

@@ -18,9 +18,7 @@ from exlm_mini.config.checks import (
 )
 from exlm_mini.data.molecules import Cleaning
 
-if TYPE_CHECKING:  # settings are read without torch
-    import torch
-
+if TYPE_CHECKING:
     from exlm_mini.data.tokenizer import Tokenizer
 
 MAX_UNKNOWN = 0.1
@@ -99,11 +97,3 @@ class TuneConfig:
     def steps_per_epoch(self, rows: Sized) -> int:
         """Optimiser steps of one pass over some rows."""
         return math.ceil(len(rows) / self.batch_size)
-
-    def is_half(self, device: torch.device) -> bool:
-        """Whether the encoder works in bf16 on a device."""
-        from exlm_mini.training.processes import has_bf16
-
-        if self.precision == "auto":
-            return device.type == "cuda" and has_bf16(device)
-        return self.precision == "bf16"

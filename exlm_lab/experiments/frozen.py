@@ -18,7 +18,7 @@ from torch import Tensor
 from exlm_lab.downstream.inputs import evaluation_batches, padded
 from exlm_lab.downstream.scaffolds import scaffold
 from exlm_lab.experiments.pairs import pair_metrics
-from exlm_mini.data.molecules import read_molecule, require_rdkit
+from exlm_mini.data.molecules import read_molecule
 from exlm_mini.data.packs import Pack
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
@@ -50,7 +50,6 @@ class Molecules(NamedTuple):
 
 def held_out(pack: Pack, tokenizer: Tokenizer) -> Molecules:
     """``NUM_EACH`` molecules (or all) each for training and test, without common scaffolds."""
-    require_rdkit()
     from rdkit.Chem import Descriptors
 
     functions = [dict(Descriptors.descList)[name] for name in QUANTITIES]

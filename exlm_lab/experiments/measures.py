@@ -102,8 +102,7 @@ def measure(
     model.eval()
     numbers = _summary(_read(model, config, corpus, language, num_rows, seed))
     if with_probe and language is not None:
-        k = config.masking.num_copies if config.objective == "repeated-mlm" else 1
-        numbers["probe_accuracy"] = probe_accuracy(model, k, *language, seed)
+        numbers["probe_accuracy"] = probe_accuracy(model, config.num_copies, *language, seed)
     model.train(was_training)
     return numbers
 
@@ -214,9 +213,7 @@ def _frequency_bits(pack: Pack) -> Tensor:
 def _rows_of_a_batch(config: RunConfig, pack: Pack) -> int:
     k = config.model.states_per_mask if config.objective == "exlm" else 1
     longest = int(pack.lengths_R.max())
-    num_states = k * (2 + config.masking.mask_ratio * longest)
-    if config.objective == "repeated-mlm":
-        num_states *= config.masking.num_copies
+    num_states = config.num_copies * k * (2 + config.masking.mask_ratio * longest)
     return max(1, min(64, int(MOST_NUMBERS / (num_states * pack.vocab_size))))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def run_log_likelihood(
-    log_target_BMk: Tensor, log_blank_BMk: Tensor, is_blank_BM: Tensor | None = None
+    log_target_BMk: Tensor, log_blank_BMk: Tensor, is_blank_BM: Tensor
 ) -> Tensor:
     """log-probability that k states spell one target: the sum over its k (k + 1) / 2 runs.
 
@@ -25,7 +25,7 @@ def run_log_likelihood(
     Args:
         log_target_BMk: log-probability of the target at each of its own states, finite.
         log_blank_BMk: log-probability of the blank there, finite.
-        is_blank_BM: bool, targets that are the blank; None: no target is.
+        is_blank_BM: bool, targets that are the blank.
 
     Returns:
         log_likelihood_BM in nats.
@@ -38,6 +38,4 @@ def run_log_likelihood(
     is_run_kk = torch.ones(k, k, dtype=torch.bool, device=gain_BMk.device).triu()
     run_BMkk = upto_BMk.unsqueeze(-2) - before_BMk.unsqueeze(-1)
     runs_BM = run_BMkk[..., is_run_kk].logsumexp(dim=-1)
-    if is_blank_BM is not None:
-        runs_BM = runs_BM.masked_fill(is_blank_BM, 0.0)
-    return runs_BM + log_blank_BMk.sum(dim=-1)
+    return runs_BM.masked_fill(is_blank_BM, 0.0) + log_blank_BMk.sum(dim=-1)

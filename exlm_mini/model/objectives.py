@@ -84,7 +84,8 @@ def log_likelihood(
 def _ctc_log_likelihood(scores: StateScores) -> Tensor:
     """CTC of each target over its own k states, (B, M); meaningless where unscored."""
     graph = scores.graph
-    assert scores.log_blank_BL is not None  # only where states are not linked
+    # Only where states are not linked.
+    assert scores.log_blank_BL is not None and scores.is_blank_BM is not None
     log_target_BMk = scores.log_emission_BML.gather(2, graph.state_BMk)
     log_blank_BML = scores.log_blank_BL.unsqueeze(1).expand_as(scores.log_emission_BML)
     return run_log_likelihood(

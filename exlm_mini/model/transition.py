@@ -287,16 +287,10 @@ def _to_matrix(log_edge_BNkk: Tensor, is_edge_BNkk: Tensor, graph: StateGraph) -
 
 def make_transition(config: ModelConfig) -> nn.Module | None:
     """The transition module named in the settings; none for ``ctc``, which has no edges."""
-    match config.transition:
-        case "paper":
-            return PaperTransition(config)
-        case "gated":
-            return GatedTransition(config)
-        case "spans":
-            return SpanTransition(config)
-        case "uniform" | "chains":
-            return FixedTransition(config)
-    return None
+    kinds = {"paper": PaperTransition, "gated": GatedTransition, "spans": SpanTransition}
+    if config.transition == "ctc":
+        return None
+    return kinds.get(config.transition, FixedTransition)(config)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

@@ -109,11 +109,11 @@ class Progress(NamedTuple):
 class ProgressLine:
     """Progress, speed and ETA: a line every few seconds, on a terminal one line that changes.
 
-    ``steps`` is the total work, ``unit`` its unit.
+    ``steps`` is the total work.
     """
 
-    def __init__(self, name: str, steps: int, unit: str = "step") -> None:
-        self.name, self.steps, self.unit = name, steps, unit
+    def __init__(self, name: str, steps: int) -> None:
+        self.name, self.steps = name, steps
         self.bits = ""
         self._is_terminal, self._is_open = sys.stderr.isatty(), False
         self._start: tuple[float, int] | None = None
@@ -144,8 +144,7 @@ class ProgressLine:
         seconds, done = now - self._start[0], step - self._start[1]
         left = self.steps - step
         eta = in_words(seconds / max(done, 1) * left) if done or not left else "unknown"
-        unit = "" if self.unit == "step" else f" {self.unit}"
-        line = f"{self.name}{unit} {step}/{self.steps}: {text}, ETA {eta}"
+        line = f"{self.name} {step}/{self.steps}: {text}, ETA {eta}"
         if self._is_terminal:
             self._is_open = True
             print(f"\r{line}\033[K", end="", file=sys.stderr, flush=True)

@@ -56,10 +56,15 @@ def start_engine(train: TrainConfig) -> Engine:
 
 def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
     """The same settings with ``train.precision auto`` resolved for a device."""
-    if config.train.precision != "auto":
-        return config
-    is_half = device.type == "cuda" and has_bf16(device)
+    is_half = is_in_bf16(config.train.precision, device)
     return replace(config, train=replace(config.train, precision="bf16" if is_half else "fp32"))
+
+
+def is_in_bf16(precision: str, device: torch.device) -> bool:
+    """Whether the encoder works in bf16 on a device."""
+    return precision == "bf16" or (
+        precision == "auto" and device.type == "cuda" and has_bf16(device)
+    )
 
 
 def has_bf16(gpu: torch.device) -> bool:
