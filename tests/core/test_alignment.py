@@ -331,14 +331,6 @@ def test_among_equal_paths_the_earliest_states_from_the_end_win(backend):
 # ---- what the tests lean on ----
 
 
-@pytest.mark.parametrize("name", ["ragged", "sparse", "very_sparse", "huge_spread"])
-def test_transitions_of_a_random_graph_are_probabilities_of_moving_forward(name):
-    graph = fill_padding(CASES[name], -math.inf)
-    assert torch.equal(graph.log_transition_BLL, graph.log_edge_BLL)
-    total_BL = graph.log_transition_BLL.exp().sum(2)
-    assert relative_error(total_BL, (total_BL > 0).double()) < 1e-12
-
-
 def test_relative_error_is_the_largest_difference_over_the_largest_value():
     exact = torch.tensor([4.0, -8.0, 1.0], dtype=FLOAT64)
     assert relative_error(torch.tensor([5.0, -8.0, 1.5]), exact) == 1 / 8

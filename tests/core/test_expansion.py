@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from small_models import BOS, EOS, MASK, PAD, SEP, SPECIAL, UNK, masked_rows
 from torch import Tensor
 
-from exlm_mini.model.expansion import expand, expand_masks, gather_states
+from exlm_mini.model.expansion import expand_masks, gather_states
 
 BOUNDARIES = ("official", "paper")
 
@@ -94,17 +94,6 @@ def test_expansion_equals_the_plain_version(rows, k, boundary, pad_to):
     state_BLD = gather_states(place_T[None, :, None].expand(len(rows), -1, 3), graph)
     expected_BL = (graph.place_BL + 1) * graph.is_state_BL
     assert torch.equal(state_BLD, expected_BL.unsqueeze(2).expand_as(state_BLD))
-
-
-def test_any_numbers_of_copies_may_be_asked_for():
-    token_ids_BN = torch.tensor([[10, 11, 12, PAD], [13, 14, 15, 16]])
-    copies_BN = torch.tensor([[1, 3, 2, 9], [2, 1, 1, 1]])
-    is_expanded_BN = torch.tensor([[False, True, False, True], [True, False, False, False]])
-    expanded = expand(token_ids_BN, copies_BN, is_expanded_BN, PAD)
-    assert_padded(expanded.token_ids_BT, [[10, 11, 11, 11, 12, 12], [13, 13, 14, 15, 16]], PAD)
-    assert_padded(expanded.position_BT, [[0, 1, 1, 1, 2, 2], [0, 0, 1, 2, 3]])
-    assert_padded(expanded.clone_BT, [[0, 1, 2, 3, 0, 0], [1, 2, 0, 0, 0]])
-    assert_padded(expanded.is_real_BT, [[True] * 6, [True] * 5], False)
 
 
 @pytest.mark.parametrize("tokens", [[10, 11, EOS], [BOS, 10, 11], [BOS, EOS, 10]])

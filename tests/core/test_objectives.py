@@ -230,4 +230,6 @@ def test_ctc_stands_huge_scores():
     log_target_BMk, log_blank_BMk = (
         torch.tensor([[row]]) for row in ([-1e4, -1.0, -1e4], [-2.0, -1e4, -3.0])
     )
-    assert run_log_likelihood(log_target_BMk, log_blank_BMk, torch.zeros(1, 1) > 0).item() == -6.0
+    assert (
+        run_log_likelihood(log_target_BMk, log_blank_BMk, torch.zeros(1, 1) > 0).item() == -6.0
+    )

@@ -241,12 +241,6 @@ def test_every_counter_changes_the_masks(strategy):
 # ---- independent draws and Repeated MLM ----
 
 
-def test_repeated_tokens_stand_beside_each_other():
-    token_ids_BN = torch.tensor([[1, 7, 2], [1, 8, 2]])
-    assert repeat_tokens(token_ids_BN, 2).tolist() == [[1, 1, 7, 7, 2, 2], [1, 1, 8, 8, 2, 2]]
-    assert torch.equal(repeat_tokens(token_ids_BN, 1), token_ids_BN)
-
-
 @pytest.mark.parametrize(("k", "p", "figure"), FIGURE_4)
 def test_the_share_of_lost_tokens_is_that_of_figure_4(k, p, figure):
     N = 40_000

@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+from corpus_files import write_lmdb
 from refusals import told
 
 from exlm_mini.data.text import file_documents
@@ -33,17 +34,6 @@ class Runs:
 
     def __reduce__(self):
         return self.call
-
-
-def write(path, values):
-    with (
-        lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 24) as environment,
-        environment.begin(write=True) as transaction,
-    ):
-        for i, value in enumerate(values):
-            content = value if isinstance(value, bytes) else pickle.dumps(value, protocol=5)
-            transaction.put(str(i).encode(), content)
-    return path
 
 
 def read(path, column=None):
@@ -84,7 +74,7 @@ def hostile(mark):
 def test_a_hostile_entry_is_told_in_one_line_and_not_run(tmp_path):
     mark = tmp_path / "mark"
     for number, content in enumerate(hostile(mark)):
-        path = write(tmp_path / f"{number}.lmdb", [entry("CCO"), content])
+        path = write_lmdb(tmp_path / f"{number}.lmdb", [entry("CCO"), content])
         documents = file_documents(path, "smiles")
         assert next(documents) == "CCO"
         told(lambda some=documents: next(some), path)
@@ -92,10 +82,10 @@ def test_a_hostile_entry_is_told_in_one_line_and_not_run(tmp_path):
 
 
 def test_molecules_of_an_lmdb_come_in_its_order_or_are_told(tmp_path):
-    path = write(tmp_path / "a.lmdb", [entry(f"{'C' * n}O") for n in range(1, 4)])
+    path = write_lmdb(tmp_path / "a.lmdb", [entry(f"{'C' * n}O") for n in range(1, 4)])
     assert read(path) == ["CO", "CCO", "CCCO"]
     told(lambda: read(path, "smiles"), path, "'smiles'", "smi, atoms")
-    told(lambda: read(write(tmp_path / "b.lmdb", [["CCO"]])), "b.lmdb", "row 1", "['CCO']")
+    told(lambda: read(write_lmdb(tmp_path / "b.lmdb", [["CCO"]])), "b.lmdb", "row 1", "['CCO']")
     (tmp_path / "c.lmdb").write_bytes(b"no database" * 1000)
     told(lambda: read(tmp_path / "c.lmdb"), "c.lmdb", "cannot read")
     (tmp_path / "d.lmdb").write_bytes(path.read_bytes()[:8192])  # the process must not die

@@ -1,5 +1,6 @@
 """Files that a corpus is made of."""
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -24,3 +25,17 @@ def write_hub_copy(folder: Path, texts: list[str]) -> str:
         table = pyarrow.table({"text": rows, "id": list(range(len(rows)))})
         parquet.write_table(table, folder / f"train-{part:05d}-of-00003.parquet")
     return f"hub:{folder}"
+
+
+def write_lmdb(path, values):
+    """As Uni-Mol: bytes as they are, other values pickled."""
+    import lmdb
+
+    with (
+        lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 24) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        for i, value in enumerate(values):
+            content = value if isinstance(value, bytes) else pickle.dumps(value, protocol=5)
+            transaction.put(str(i).encode(), content)
+    return path

@@ -29,7 +29,7 @@ from exlm_lab.benchmarks.dag import (
 )
 from exlm_lab.benchmarks.measure import LEAST_RUNS, peak_bytes, time_side_by_side
 from exlm_lab.benchmarks.record import Shape, compared
-from exlm_mini.alignment import BACKENDS, dag_log_likelihood, posteriors
+from exlm_mini.alignment import BACKENDS
 from exlm_mini.training import provenance
 
 pytestmark = pytest.mark.usefixtures("three_runs")
@@ -150,28 +150,6 @@ def test_a_record_that_is_being_written_is_no_change_of_the_code(monkeypatch, tm
 
 
 # ---- the dynamic programme ----
-
-
-@pytest.mark.parametrize("is_sharp", [False, True])
-@pytest.mark.parametrize("shape", [Shape(1, 1, 1), Shape(2, 4, 4), Shape(3, 2, 9)])
-def test_made_transitions_are_probabilities_of_forward_edges(shape, is_sharp):
-    graph = made_graph(shape, is_sharp, CPU, torch.float64)
-    assert graph.log_emission_BML.shape == shape
-    probability_BLL = graph.log_transition_BLL.exp()
-    is_backward_LL = torch.ones(shape.L, shape.L, dtype=torch.bool).tril()
-    assert probability_BLL[:, is_backward_LL].eq(0).all()
-    sums_BL = probability_BLL.sum(2)
-    torch.testing.assert_close(sums_BL[:, :-1], torch.ones_like(sums_BL[:, :-1]))
-    assert dag_log_likelihood(*graph).isfinite().all()
-
-
-def test_one_path_stands_out_of_a_sharp_graph_and_none_of_a_flat_one():
-    sharp, flat = (
-        posteriors(*made_graph(Shape(2, 8, 32), is_sharp, CPU, torch.float64)).state_BML
-        for is_sharp in (True, False)
-    )
-    assert sharp.amax(2).min() > 0.9
-    assert flat[:, 2:-2].amax(2).max() < 0.5
 
 
 def test_a_wrong_value_and_a_wrong_gradient_are_seen():

@@ -13,7 +13,6 @@ import exlm_mini
 from exlm_mini.config import DataConfig
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.model.exlm import token_states
-from exlm_mini.reading.decoding import read_row
 
 SMILES = ["CC(=O)N", "CCO", "C1CCCCC1"]
 
@@ -35,15 +34,6 @@ def test_a_vector_is_the_mean_of_the_tokens_of_its_text(objective, runs):
     for vector_D, text in zip(together_BD, SMILES, strict=True):
         states_ND = token_states(model.model, model.rows(text), copies)[0]
         torch.testing.assert_close(vector_D, states_ND[1:-1].mean(dim=0), atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("objective", ["exlm", "mlm", "repeated-mlm"])
-def test_a_filling_is_that_of_its_row(objective, runs):
-    model = exlm_mini.load(runs / objective)
-    filled, row_BN = model.fill("CC(=O)N[MASK]"), model.masked_row("CC(=O)N[MASK]")
-    reading = read_row(model.model, row_BN, num_copies=model.config.num_copies)
-    assert filled.reading.token_ids_S.tolist() == reading.token_ids_S.tolist()
-    assert 0 < filled.probability <= 1 and f"text={filled.text!r}" in repr(filled)
 
 
 def test_a_loss_has_gradients_and_masks_of_its_seed(runs):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from commands import contents, ended, main_of
+from corpus_files import write_lmdb
 from glue_files import write_task
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -56,17 +57,6 @@ def ends(command, argv, capsys):
 
 
 # ---- damaged files ----
-
-
-def write_lmdb(path, values):
-    import lmdb
-
-    with (
-        lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 20) as environment,
-        environment.begin(write=True) as transaction,
-    ):
-        for i, value in enumerate(values):
-            transaction.put(b"%d" % i, value)
 
 
 def write_documents(folder):
