@@ -235,9 +235,17 @@ def run_cells(notebook: NotebookNode, name: str) -> None:
         ) from None
 
 
+def chosen(*names: str) -> list[Path]:
+    """Chapters whose name contains one of ``names``, by default all; ``UserError`` for none."""
+    if found := sources(*names):
+        return found
+    every = ", ".join(source.stem for source in sources())
+    raise UserError(f"no chapter is named like {' '.join(names)}; there are {every or 'none'}")
+
+
 def hand_out(way: str, path: str, *names: str) -> None:
     """Write one of ``handouts.WAYS`` of the chapters whose name contains one of ``names``."""
-    notebooks = {source.stem: stored_notebook(source) for source in sources(*names)}
+    notebooks = {source.stem: stored_notebook(source) for source in chosen(*names)}
     if way == "figures":
         for name, notebook in notebooks.items():
             notebook.cells.insert(0, nbformat.v4.new_code_cell(handouts.AS_SVG))
@@ -260,18 +268,13 @@ def make(options: argparse.Namespace) -> int:
         if values := getattr(options, way):
             hand_out(way, *values)
             return 0
-    chosen = sources(*(options.run or []))
-    if not chosen:
-        names = ", ".join(source.stem for source in sources())
-        raise UserError(
-            f"no chapter is named like {' '.join(options.run or [])}; there are {names or 'none'}"
-        )
+    every = chosen(*(options.run or []))
     write_atomically(CHAPTERS / PROGRAM, program().encode())
-    for number, source in enumerate(chosen, 1):
+    for number, source in enumerate(every, 1):
         synchronize(source)
         if options.run is not None:
             start = time.monotonic()
-            print(f"{number}/{len(chosen)} {source.stem} ", end="", flush=True)
+            print(f"{number}/{len(every)} {source.stem} ", end="", flush=True)
             execute(source)
             print(f"{time.monotonic() - start:.0f} s")
     return 0

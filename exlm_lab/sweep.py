@@ -114,13 +114,15 @@ def with_data(runs: list[Run], runner: Runner) -> list[Run]:
 
 
 def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> None:
-    """Make the missing runs, one after the other.
+    """Make the missing runs, one after the other; one that diverges is left out.
 
     Raises:
         StoppedError: if that was asked for; the next call goes on from there.
+        UserError: at the end, if runs were left out.
     """
     from exlm_lab.experiments.ledger import SweepLedger
     from exlm_lab.experiments.running import taken
+    from exlm_mini.training.step import DivergedError
 
     possible = with_data(runs, runner)
     ledgers = {run.sweep: SweepLedger(output, run.sweep, runner) for run in possible}
@@ -130,19 +132,27 @@ def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> N
             f"{len(possible)} of {len(possible)} recorded in {output}; --report prints them, "
             "another --output makes them again"
         )
+    diverged = []
     for number, (name, cell, seed) in enumerate(left, start=1):
         if requests.should_stop():
             raise StoppedError
         ledger = ledgers[name]
-        with taken(runner.work / "queue" / name / ledger.path(cell, seed).stem, say) as is_ours:
+        with taken(ledger.place(cell, seed), say) as is_ours:
             if not is_ours or ledger.record(cell, seed):
                 continue
             say(f"{name} {cell.name} seed {seed} (run {number} of {len(left)} to do)")
             changed, _ = ledger.equal_cost(cell)
-            with ProgressLine(cell.name, cell.config(seed, changed).train.steps) as line:
-                record = ledger.run(cell, seed, line.show)
+            try:
+                with ProgressLine(cell.name, cell.config(seed, changed).train.steps) as line:
+                    record = ledger.run(cell, seed, line.show)
+            except DivergedError as error:
+                say(f"{cell.name} seed {seed} is left out: {error}")
+                diverged.append(f"{cell.name} seed {seed}")
+                continue
             seconds = sum(record["seconds"].values())
             print(f"{cell.name} seed {seed}: {seconds:.0f} s", flush=True)
+    if diverged:
+        raise UserError(f"not recorded, see above: {', '.join(diverged)}")
 
 
 def _refuse_changes(output: Path) -> None:
@@ -211,7 +221,9 @@ def report(options: argparse.Namespace) -> int:
     """Print the paper's table of each sweep beside the records, and the verdicts of the study."""
     from exlm_lab.experiments import tables, verdicts
 
-    names = list(select(options.names, options.only))
+    if options.only or options.seeds:
+        raise UserError("--report is of whole sweeps; leave out --only and --seeds")
+    names = list(select(options.names))
     study = {one.name for one in catalogue.planned()}
     for name in names:
         if name not in study:

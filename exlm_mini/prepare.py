@@ -17,6 +17,7 @@ The working files, in OUTPUT/.shards, take about as much space as the text until
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ def run(data: DataConfig, arguments: Any) -> None:
         )
     print(
         f"to train on it: python -m exlm_mini.pretrain --data.kind {corpus.kind} "
-        f"--data.pack {output} ..."
+        f"--data.pack {shlex.quote(str(output))} ..."
     )
 
 

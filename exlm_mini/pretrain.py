@@ -93,7 +93,8 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
     if engine.is_main:
         example = summarise(config, corpus, output, trainer)
         text = shlex.quote(example)
-        say(f"to look into it: {this_python()} -m exlm_mini.fill {text} --run {output}")
+        run = shlex.quote(str(output))
+        say(f"to look into it: {this_python()} -m exlm_mini.fill {text} --run {run}")
     return 0
 
 
@@ -149,7 +150,7 @@ def _train(
     if not is_complete:
         engine.tell(
             f"stopped at step {trainer.step} of {config.train.steps}; the same command "
-            f"with --output {output} goes on"
+            f"with --output {shlex.quote(str(output))} goes on"
         )
     return trainer
 

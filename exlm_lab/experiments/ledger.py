@@ -14,12 +14,12 @@ from exlm_lab.experiments.records import AGAIN, Record, read_lines, read_record
 from exlm_lab.experiments.running import Runner
 from exlm_lab.ledger import check_identity
 from exlm_mini.config import RunConfig
-from exlm_mini.config.checks import UserError
 from exlm_mini.config.recipes import plain
 from exlm_mini.data.files import write_atomically
 from exlm_mini.training.console import Progress
 from exlm_mini.training.processes import choose_device
 from exlm_mini.training.provenance import machine
+from exlm_mini.training.step import DivergedError
 
 VERSION = 1
 """Of what a record holds; one of another version is refused."""
@@ -37,6 +37,10 @@ class SweepLedger(NamedTuple):
     def path(self, cell: Cell, seed: int) -> Path:
         """Where the record of a run lies until it is collected."""
         return self.output / self.sweep / f"{cell.name}-seed{seed}.json"
+
+    def place(self, cell: Cell, seed: int) -> Path:
+        """The folder that is locked while a run is made."""
+        return self.runner.work / "queue" / self.sweep / self.path(cell, seed).stem
 
     def record(self, cell: Cell, seed: int) -> Record | None:
         """The record of a run, none if it was not made; ``UserError`` if it is of other settings,
@@ -66,7 +70,8 @@ class SweepLedger(NamedTuple):
         """The record of a run; it is made if it is not there.
 
         Raises:
-            UserError: as ``record``, or if a number is not finite.
+            UserError: as ``record``.
+            DivergedError: if a number is not finite.
             StoppedError: if stopped; the next call goes on from there.
         """
         if record := self.record(cell, seed):
@@ -80,15 +85,19 @@ class SweepLedger(NamedTuple):
     def equal_cost(self, cell: Cell) -> tuple[dict[str, Any], dict[str, float]]:
         """Steps of a cell that is to cost what another does, and the ratio; else nothing.
 
-        The ratio is that of a record of another sweep; it is measured if it is not there.
+        The ratio is that of a record of another sweep; it is measured if it is not there, by one
+        process for all.
         """
         if cell.cost_of is None:
             return {}, {}
         sweep, name = cell.cost_of
-        timed = EXPERIMENTS[sweep].cell(name)
-        ledger = self._replace(sweep=sweep)
-        ratio = ledger.run(timed, timed.seeds[0])["metrics"]["cost_ratio"]
-        config = cell.config(timed.seeds[0])
+        timed, ledger = EXPERIMENTS[sweep].cell(name), self._replace(sweep=sweep)
+        seed = timed.seeds[0]
+        record = ledger.record(timed, seed)
+        if record is None:
+            with self.runner.alone(ledger.place(timed, seed)):
+                record = ledger.run(timed, seed)
+        ratio, config = record["metrics"]["cost_ratio"], cell.config(seed)
         factor = ratio if config.objective == "mlm" else 1 / ratio
         return {"train.steps": round(factor * config.train.steps)}, {"cost_ratio": ratio}
 
@@ -150,7 +159,7 @@ def _short(record: dict[str, Any]) -> Record:
     for numbers in (record["metrics"], *record["curve"]):
         for name, value in numbers.items():
             if not math.isfinite(value):
-                raise UserError(
+                raise DivergedError(
                     f"{name} is {value}, so the run is not recorded: its training went wrong; "
                     "lower the learning rate of its recipe"
                 )

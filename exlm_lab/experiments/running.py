@@ -77,7 +77,7 @@ class Runner:
             raise UserError(reason)
         folder = self._corpus_folder(config)
         if folder not in self._corpora:
-            with self._alone(folder):
+            with self.alone(folder):
                 self._corpora[folder] = prepare_corpus(
                     config.data, folder / "data", CORPUS_SEED, self.report
                 )
@@ -111,7 +111,7 @@ class Runner:
         config = self._here(config)
         corpus, folder = self.corpus(config), self.folder(config, watched)
         seen: dict[str, float] = {}
-        with self._alone(folder):
+        with self.alone(folder):
             trainer = self._trainer(config, corpus, folder)
 
             def watch() -> dict[str, float]:
@@ -130,6 +130,11 @@ class Runner:
                 if not (is_complete or _is_enough(seen, watched)):
                     raise StoppedError
         lines = read_metrics(folder / "metrics.jsonl")
+        if not lines or lines[-1]["step"] != trainer.step:
+            raise UserError(
+                f"{folder / 'metrics.jsonl'} lacks the last lines of the run; remove {folder}, and "
+                "the cell is made again"
+            )
         names, last = ("step", *CURVE, *watched), lines[-1]
         return {
             "curve": [
@@ -209,7 +214,7 @@ class Runner:
         problem = self._problem(downstream, pretrained)
         name = _digest({"downstream": asdict(downstream), "problem": problem.sha256})
         folder = model / f"finetune-{name}"
-        with self._alone(folder):
+        with self.alone(folder):
             tuned = fine_tune(
                 pretrained, problem, downstream.tune, config.seed, folder, self.device,
                 should_stop=self.should_stop,
@@ -256,7 +261,7 @@ class Runner:
         return make_problem(task, splits._replace(**firsts), pretrained)
 
     @contextlib.contextmanager
-    def _alone(self, folder: Path) -> Iterator[None]:
+    def alone(self, folder: Path) -> Iterator[None]:
         """Lock a folder, waiting while another process is writing there."""
         while True:
             with taken(folder, self.report) as is_ours:

@@ -150,13 +150,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def p_value(differences: Sequence[float]) -> float | None:
-    """Of a two-sided t-test that their mean is 0; none for fewer than two, or all of them 0."""
+    """Of a two-sided t-test that their mean is 0; none for fewer than two."""
     from scipy.stats import ttest_1samp
 
-    if len(differences) < 2 or not any(differences):
+    if len(differences) < 2:
         return None
     if len(set(differences)) == 1:
-        return 0.0
+        return 0.0 if any(differences) else 1.0
     return float(ttest_1samp(differences, 0.0).pvalue)
 
 

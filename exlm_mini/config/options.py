@@ -17,7 +17,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, TrainConfig
 from exlm_mini.config.checks import RARE, Count, Positive, UserError, mistake_in, nearest
@@ -105,12 +105,15 @@ class _Help(argparse.Action):
         sys.exit(0)
 
 
+FINITE = ConfigDict(allow_inf_nan=False)
+
+
 def of(hint: Any) -> Callable[[str], Any]:
     """The argparse type of an option that is no setting, with the bounds of its type."""
 
     def read(word: str) -> Any:
         try:
-            return TypeAdapter(hint).validate_python(word)
+            return TypeAdapter(hint, config=FINITE).validate_python(word)
         except ValidationError as error:
             raise argparse.ArgumentTypeError(f"it{mistake_in(error)}") from None
 
@@ -168,6 +171,7 @@ def _option(setting: Any) -> dict[str, Any]:
     if get_origin(kind) is tuple:
         kind, *others = get_args(kind)
         option["nargs"] = "+" if Ellipsis in others else 1 + len(others)
+        option["action"] = "extend" if Ellipsis in others else "store"
         default = " ".join(map(str, default)) or None
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
@@ -233,7 +237,7 @@ def _parser() -> Parser:
     )
     add(
         "--train.minutes",
-        type=of(Positive),
+        type=of(Annotated[float, Field(gt=0, le=1e6)]),
         metavar="X",
         dest="minutes",
         help="about so long, in place of steps",

@@ -44,6 +44,10 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             stream.flush()
             os.fsync(stream.fileno())
         os.rename(partial, path)
+    except OSError as error:
+        if str(error.filename) == str(partial):
+            error.filename, error.filename2 = str(path), None  # the name that was asked for
+        raise
     finally:
         partial.unlink(missing_ok=True)
     sync_directory(path.parent)

@@ -11,7 +11,8 @@ In a text:
 
 * a word of several tokens;
 * a name, at all its places in the row: a capitalised word of two letters or more that stands more
-  than once, and never in small letters (as *The* does).
+  than once, and never in small letters (as *The* does). If that is too much to hide, its places are
+  units of their own.
 
 So a token may belong to several units, and a unit need not be in one piece.
 """
@@ -71,16 +72,22 @@ class Units:
         """
         texts = [self._texts[i] for i in token_ids]
         token_of = [n for n, text in enumerate(texts) for _ in text]
-        units = [
-            sorted(
+
+        def tokens(pieces: list[_Piece]) -> list[int]:
+            return sorted(
                 {
                     n
-                    for start, end in unit
+                    for start, end in pieces
                     for n in range(token_of[start], token_of[end - 1] + 1)
                 }
             )
-            for unit in self._find("".join(texts))
-        ]
+
+        units = []
+        for pieces in self._find("".join(texts)):
+            if len(tokens(pieces)) > longest:  # a name: its places one by one
+                units += [tokens([piece]) for piece in pieces]
+            else:
+                units.append(tokens(pieces))
         units = [unit for unit in units if 1 < len(unit) <= longest]
         covered = {n for unit in units for n in unit}
         return units + [[n] for n in range(len(texts)) if n not in covered]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from exlm_mini.config import RunConfig
+from exlm_mini.data.batches import check_micro_batch
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.sources import size_of
 from exlm_mini.data.toy_grammars import grammar
@@ -47,6 +48,8 @@ def dry_run(
     changed: dict[str, Any] = {f"micro_batch_{plan.name}": plan.per_device}
     config = replace(config, train=replace(config.train, **changed))
     check_row_length(config, row_length)
+    if plan.unit == "tokens":
+        check_micro_batch(row_length, plan.per_device)
     costs = estimate(config, vocab_size, row_length)
     parameters = f"{costs.num_parameters:,} = {costs.num_parameters / 1e6:.1f} M"
     if costs.num_transition_parameters:

@@ -308,8 +308,9 @@ def test_what_is_no_notebook_or_no_text_is_named_and_kept(pair, text, capsys):
     pair.write_bytes(b"# %%\n\xff")
     assert chapters.main(["--run"]) == 2
     assert "01_page.py (" in capsys.readouterr().err
-    assert chapters.main(["--run", "nosuch"]) == 2
-    assert "nosuch" in capsys.readouterr().err
+    for argv in (["--run", "nosuch"], ["--slides", "slides.html", "nosuch"]):
+        assert chapters.main(argv) == 2
+        assert "nosuch" in capsys.readouterr().err
     assert path.read_text() == text
 
 

@@ -7,7 +7,7 @@ import pytest
 from exlm_lab import sweep
 from exlm_mini import fill, prepare, pretrain
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import reading
+from exlm_mini.data.files import reading, write_atomically
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,12 @@ def test_what_is_not_the_files_fault_passes(error):
 def test_an_error_of_the_system_names_the_file_it_speaks_of(tmp_path):
     with pytest.raises(UserError, match=r"other\.bin"), reading("some/file.json"):
         (tmp_path / "other.bin").read_bytes()
+
+
+def test_a_file_that_cannot_be_written_has_the_name_that_was_asked_for(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        write_atomically(tmp_path / "none" / "a.json", b"")
+    assert caught.value.filename == str(tmp_path / "none" / "a.json")
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,13 @@ def test_words_of_several_tokens_and_repeated_names_are_units(make):
     assert [word for word in found if word not in SENTENCE] == ["RexRex"]
 
 
+def test_a_name_that_stands_too_often_to_be_hidden_whole_is_hidden_place_by_place():
+    tokenizer = byte_level()
+    ids = tokenizer.encode("Zoe " * 4)
+    units = [unit for unit in Units.of(tokenizer)(ids, 6) if len(unit) > 1]
+    assert [tokenizer.decode([ids[n] for n in unit]).strip() for unit in units] == 4 * ["Zoe"]
+
+
 def test_a_unit_ends_at_a_special_token():
     tokenizer = byte_level()
     ids = [*tokenizer.encode("dog"), SPECIAL.sep, *tokenizer.encode("dog")]

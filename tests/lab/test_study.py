@@ -50,8 +50,8 @@ def test_the_p_value_is_that_of_a_t_test_by_hand():
     values = [0.3, -0.1, 0.4, 0.2]
     mean, error = np.mean(values), np.std(values, ddof=1) / 2
     assert p_value(values) == pytest.approx(2 * stats.t.sf(mean / error, 3))
-    assert p_value([0.3]) is None and p_value([0.0, 0.0]) is None
-    assert p_value([0.2, 0.2]) == 0.0
+    assert p_value([0.3]) is None
+    assert p_value([0.2, 0.2]) == 0.0 and p_value([0.0, 0.0]) == 1.0
     verdict = Verdict(CLAIM, tuple(values), 4, None, None)
     low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert verdict.interval == pytest.approx((low, high))
@@ -143,6 +143,15 @@ def test_a_run_that_another_worker_has_taken_is_left_to_it(tiny, tmp_path, capsy
         assert run(tmp_path) == 0
     assert len(written(tmp_path)) == 3
     assert "ours-seed1.json" not in written(tmp_path)
+
+
+def test_a_run_that_diverges_is_left_out_and_the_next_is_made(tiny, tmp_path, capsys):
+    ours, base = tiny["tiny"].cells
+    hot = replace(ours, settings={**ours.settings, "train.learning_rate": 1e25})
+    tiny["tiny"] = replace(tiny["tiny"], cells=(hot, base))
+    assert run(tmp_path) == 2
+    assert "not recorded, see above: ours seed 1, ours seed 2" in capsys.readouterr().err
+    assert list(written(tmp_path)) == ["base-seed1.json", "base-seed2.json"]
 
 
 def test_first_seeds_come_first_and_what_has_no_data_is_left_out(

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields, replace
 
 import pytest
@@ -15,7 +16,7 @@ from tiny_runs import CELL, TASK
 from exlm_lab import sweep
 from exlm_lab.benchmarks import step
 from exlm_lab.experiments import ledger as ledgers
-from exlm_lab.experiments import measures
+from exlm_lab.experiments import measures, running
 from exlm_lab.experiments.catalogue import EXPERIMENTS, planned
 from exlm_lab.experiments.cells import Cell, load_base
 from exlm_lab.experiments.ledger import SweepLedger
@@ -87,6 +88,10 @@ def test_mistakes_are_told_before_anything_is_trained_or_written(capsys, tmp_pat
         (["ablation"], ["'ablation'", "did you mean ablations"]),
         (["ablations", "--only", "toy-elxm"], ["toy-elxm", "toy-exlm"]),
         (["cost", "--data", tmp_path / "none"], ["none", "check --data"]),
+        (
+            ["ablations", "--report", "--seeds", "1"],
+            ["--report", "leave out --only and --seeds"],
+        ),
         (["repeated-mlm", *only], ["corpora/molecules", "exlm_mini.prepare"]),
     ):
         fails(capsys, sweep.main, *argv, parts=parts)
@@ -171,6 +176,41 @@ def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
         assert contents(tmp_path) == before
         out, err = capsys.readouterr()
         assert out == "" and re.search(r"(\d+) of \1 recorded in .*--output", err)
+
+
+def test_the_ratio_of_a_cost_is_measured_by_one_process_for_all(tiny, tmp_path, monkeypatch):
+    calls = []
+
+    def time_once(self, config):
+        calls.append(config)
+        time.sleep(0.2)  # the other one asks meanwhile
+        return {
+            "metrics": {"cost_ratio": 1.0 + len(calls)},
+            "seconds": {"measure": 0.0},
+            "curve": [],
+        }
+
+    monkeypatch.setattr(Runner, "time", time_once)
+    monkeypatch.setattr(running, "SECONDS_BETWEEN_LOOKS", 0.05)
+
+    def changed(_):
+        ledger = SweepLedger(tmp_path / "out", "ablations", Runner(tmp_path / "work", "cpu"))
+        return ledger.equal_cost(tiny["ablations"][2])
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(changed, range(2))
+    assert len(calls) == 1 and first == second
+
+
+def test_a_run_whose_log_lost_its_end_is_no_record(tiny, tmp_path):
+    runner, config = Runner(tmp_path, "cpu"), tiny["ablations"][1].config(1)
+    trained = runner.train(config)
+    assert runner.train(config) == trained
+    log = runner.folder(config) / "metrics.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    for kept in (lines[:-1], []):
+        log.write_text("".join(kept))
+        told(lambda: runner.train(config), "lacks the last lines", "made again")
 
 
 @pytest.fixture

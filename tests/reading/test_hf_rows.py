@@ -205,6 +205,19 @@ def test_masks_are_those_of_a_run_with_a_drawn_number(name, strategy, pairs):
 
 
 @every
+def test_masks_of_numpy_are_those_of_torch(name, strategy, pairs):
+    tokenizer = pairs[name][1]
+    ours, theirs = (
+        hf.collator(tokenizer, 0.3, strategy, seed=1)(
+            rows(tokenizer, name), return_tensors=kind
+        )
+        for kind in ("np", "pt")
+    )
+    for key in ("input_ids", "labels"):
+        assert isinstance(ours[key], np.ndarray) and (ours[key] == theirs[key].numpy()).all()
+
+
+@every
 def test_masks_are_drawn_from_the_generator_of_torch_or_of_a_seed(name, strategy, pairs):
     tokenizer = pairs[name][1]
 
@@ -220,6 +233,7 @@ def test_masks_are_drawn_from_the_generator_of_torch_or_of_a_seed(name, strategy
     assert all(map(torch.equal, *own))
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader")  # two workers on one core
 @every
 def test_a_collator_survives_copies_and_workers(name, strategy, pairs):
     tokenizer = pairs[name][1]
