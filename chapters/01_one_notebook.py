@@ -35,9 +35,12 @@ import sys
 url = "https://github.com/exlm-book/exlm-book"
 package = importlib.util.find_spec("exlm_mini")
 if package is None:
-    subprocess.run(["git", "clone", "--depth", "1", url, "exlm-book"], check=True)
+    if not os.path.isdir("exlm-book"):
+        subprocess.run(
+            ["git", "clone", "--depth", "1", url, "exlm-book"], check=True
+        )
     pip = [sys.executable, "-m", "pip", "install", "-q", "-e"]
-    subprocess.run([*pip, "exlm-book[text,chem,train,tasks,plot]"], check=True)
+    subprocess.run([*pip, "exlm-book[all]"], check=True)
     os.chdir("exlm-book/chapters")
     # This kernel started before the install.
     sys.path.insert(0, os.path.abspath(".."))

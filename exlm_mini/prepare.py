@@ -9,7 +9,7 @@ r"""``python -m exlm_mini.prepare``: corpora of any size to packs that ``pretrai
         --data.pack corpora/wikipedia
 
 A source is the short name of a data set of the Hugging Face hub, hub:ID,CONFIG,SPLIT (the
-last two may be left out), or files: .txt .smi .csv .jsonl .parquet, each also .gz or .xz, and
+last two may be left out), or files: .txt .smi .csv .tsv .jsonl .parquet, each also .gz or .xz, and
 Uni-Mol's .lmdb. The same command continues where it was stopped, and its packs have the same bytes.
 The working files, in OUTPUT/.shards, take about as much space as the text until it ends.
 """
@@ -37,7 +37,7 @@ OTHERS = {"source", "pack", "grammar", "num_sentences"}
 
 
 def _parser() -> Any:
-    sets = "\n".join(f"    {name:13}{hub.id}: {hub.licence}" for name, hub in NAMED.items())
+    sets = "\n".join(f"    {name:23}{hub.id}: {hub.licence}" for name, hub in NAMED.items())
     text = f"{__doc__}\nData sets by name, with the licence on their card:\n{sets}"
     skip = {f"data.{name}" for name in OTHERS}
     parser = settings_parser("python -m exlm_mini.prepare", text, {"data": DataConfig}, skip)

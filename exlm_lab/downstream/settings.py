@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sized
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from exlm_mini.config.checks import (
@@ -43,9 +44,8 @@ class ReadingConfig:
         return self.split or ("scaffold" if input == "smiles" else "random")
 
     def cleaning(self, tokenizer: Tokenizer) -> Cleaning:
-        """The cleaning of each molecule; removes stereo marks if the vocabulary has none."""
-        is_stripped = all(tokenizer.unknown_pieces(atom) for atom in ("[C@H]", "[C@@H]"))
-        return Cleaning(strip_stereo=is_stripped, canonical=self.canonical)
+        """The cleaning of each molecule."""
+        return replace(Cleaning.needed_by(tokenizer), canonical=self.canonical)
 
 
 @settings("train.")

@@ -1,4 +1,4 @@
-"""Tables of any format, read and written piece by piece: .csv, .jsonl and .parquet, read also
+"""Tables of any format, read and written piece by piece: .csv, .tsv, .jsonl and .parquet, read also
 compressed."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading, whole_file
-from exlm_mini.data.text import TABLES, open_decompressed, suffix_of
+from exlm_mini.data.text import TABLES, open_decompressed, separator, suffix_of
 from exlm_mini.training.console import ProgressLine
 
 CHUNK = 1000
@@ -34,7 +34,7 @@ def chunks(path: Path, size: int = CHUNK) -> Iterator[Any]:
             f"{path} is no table; give a {', '.join(TABLES)}, compressed or not, with the names of "
             "its columns"
         )
-    read = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}[suffix]
+    read = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}[suffix]
     with reading(path, errors=csv.Error), open_decompressed(path) as stream:
         empty, is_empty = pandas.DataFrame(), True
         for frame in read(path, stream, size):
@@ -74,12 +74,10 @@ def _csv(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
 
     csv.field_size_limit(sys.maxsize)
     with io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
-        filled = filter(None, csv.reader(text, strict=True))
+        head = text.readline()
+        every = csv.reader(chain([head], text), delimiter=separator(head), strict=True)
+        filled = filter(None, every)
         header = next(filled, [])
-        if len(header) == 1 and (mark := next((m for m in ";\t" if m in header[0]), None)):
-            raise UserError(
-                f"{path} separates its columns by {mark!r}; save it with commas between them"
-            )
         yield pandas.DataFrame([], None, header, object)
         start = 0
         while rows := list(islice(filled, size)):
@@ -137,10 +135,12 @@ def table_writer(path: Path) -> Iterator[Callable[[Any], None]]:
 
         def write(frame: Any) -> None:
             nonlocal sheet
-            if path.suffix == ".csv":
-                text = frame.to_csv(index=False, header=(is_first := stream.tell() == 0))
+            if path.suffix in (".csv", ".tsv"):
+                mark = "\t" if path.suffix == ".tsv" else ","
+                how = {"sep": mark, "index": False, "header": stream.tell() == 0}
+                text = frame.to_csv(**how)
                 if "\r" in text:  # pandas leaves it bare, and it would end the line
-                    text = frame.to_csv(index=False, header=is_first, quoting=csv.QUOTE_ALL)
+                    text = frame.to_csv(**how, quoting=csv.QUOTE_ALL)
                 stream.write(text.encode(errors="backslashreplace"))  # half a character
             elif twice := [*map(str, frame.columns[frame.columns.duplicated()])]:
                 raise UserError(

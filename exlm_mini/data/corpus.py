@@ -112,8 +112,8 @@ def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
     path = directory / "corpus.json"
     if not path.exists():
         raise UserError(
-            f"{directory} holds no corpus; make one there with python -m exlm_mini.prepare, or "
-            "give another directory"
+            f"{directory} holds no corpus; make one there with python -m exlm_mini.prepare (the "
+            "file of a recipe begins with its command), or give another directory"
         )
     stored = read_json(path)
     for name in ("data.kind", "data.grammar") if data.kind == "toy" else ("data.kind",):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import numpy as np
 import torch
@@ -231,4 +231,6 @@ class Masker:
             if self.masking.span_law == "geometric":
                 length_BN = geometric_lengths(counter_uniform(*counters, 1), length_BN[0, 0])
             noise_BN = span_noise(noise_BN, is_maskable_BN, torch.from_numpy(length_BN))
+        elif self.masking.strategy != "fixed_count":
+            assert_never(self.masking.strategy)
         return choose_fixed_count(noise_BN, is_maskable_BN, count_B)

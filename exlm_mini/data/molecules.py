@@ -10,9 +10,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exlm_mini.data.text import file_documents, smiles_in
+
+if TYPE_CHECKING:
+    from exlm_mini.data.tokenizer import Tokenizer
 
 MAX_CHARACTERS = 2000
 MAX_RINGS = 100
@@ -70,6 +73,13 @@ class Cleaning:
     """Remove @, @@, / and the backslash."""
     canonical: bool = False
     """Write RDKit's canonical SMILES; otherwise an unchanged molecule keeps its spelling."""
+
+    @classmethod
+    def needed_by(cls, tokenizer: Tokenizer) -> Cleaning:
+        """What a vocabulary needs: no stereo marks if it has none."""
+        return cls(
+            strip_stereo=all(tokenizer.unknown_pieces(atom) for atom in ("[C@H]", "[C@@H]"))
+        )
 
 
 class Molecule(NamedTuple):

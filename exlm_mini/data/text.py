@@ -6,7 +6,8 @@
                 every line is a document.
 ``.smi``        one molecule a line: the first field, up to white space; so is ``.txt`` when
                 molecules are read
-``.csv``        one row, the named column; the first line names the columns
+``.csv``        one row, the named column; the first line names the columns, and is separated by
+``.tsv``        commas, else by tabs, else by semicolons
 ``.jsonl``      one JSON object a line, the named key
 ``.parquet``    one row, the named column
 ``.lmdb``       one entry of Uni-Mol's files, the named field
@@ -33,7 +34,7 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 from exlm_mini.data.unimol import lmdb_rows
 
-TABLES = (".csv", ".jsonl", ".parquet")
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 SUFFIXES = (".txt", ".smi", *TABLES, ".lmdb")
 COMPRESSIONS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
@@ -127,11 +128,19 @@ def _rows(path: Path) -> Iterator[Any]:
                 yield from batch.to_pylist()
         elif suffix == ".jsonl":
             yield from map(json.loads, filter(str.strip, _lines(path, stream)))
-        elif suffix == ".csv":
+        elif suffix in (".csv", ".tsv"):
             csv.field_size_limit(sys.maxsize)
-            yield from csv.DictReader(_lines(path, stream), strict=True)
+            lines = _lines(path, stream)
+            head = next(lines, "")
+            every = chain([head], lines)
+            yield from csv.DictReader(every, delimiter=separator(head), strict=True)
         else:
             yield from _lines(path, stream)
+
+
+def separator(header: str) -> str:
+    """What stands between the columns of a table, by its first line."""
+    return next((mark for mark in ",\t;" if mark in header), ",")
 
 
 def _lines(path: Path, stream: Iterable[bytes]) -> Iterator[str]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
@@ -23,7 +22,7 @@ class Panel(NamedTuple):
     """A quantity that is drawn."""
 
     unit: str
-    training: str
+    training: str | None
     """Key in the lines of a log."""
     held_out: str | None = None
     convert: Callable[[pd.Series], pd.Series] = pd.Series
@@ -35,11 +34,11 @@ def _percent(share: pd.Series) -> pd.Series:
 
 
 PANELS = {
-    "training loss": Panel("nats per target", "loss"),
+    "training loss": Panel("nats per target; ExLM: with [BOS], [EOS]", "loss"),
     "mask accuracy": Panel(
         "% of masked tokens", "mask_accuracy", "validation_mask_accuracy", _percent
     ),
-    "perplexity": Panel("exp(loss)", "loss", "validation_perplexity", np.exp),
+    "perplexity": Panel("of a masked token", None, "validation_perplexity"),
     "speed": Panel("input tokens per second", "tokens_per_second"),
     "peak memory": Panel("GiB", "peak_memory_mib", None, lambda mib: mib / 1024),
 }
@@ -61,7 +60,7 @@ def read(logs: Mapping[str, Path]) -> pd.DataFrame:
         lines = pd.DataFrame(read_metrics(log))
         for title, panel in PANELS.items():
             for rows, key in ((TRAINING, panel.training), (HELD_OUT, panel.held_out)):
-                if key in lines:
+                if key is not None and key in lines:
                     known = lines.dropna(subset=key)
                     value = known[key].astype(float)
                     if rows == TRAINING or panel.convert is _percent:

@@ -101,8 +101,9 @@ class Trained:
         """One vector for each text, (B, D): the mean of its tokens' last states.
 
         [MASK] counts as a token, [BOS] and [EOS] do not. White space around a text, and what
-        follows a SMILES, is left out (``document``). A text that is too long or mostly [UNK], a
-        SMILES that RDKit rejects and an entry that is no text get nan, and a line says why.
+        follows a SMILES, is left out (``document``), as are stereo marks if the vocabulary has
+        none. A text that is too long or mostly [UNK], a SMILES that RDKit rejects and an entry that
+        is no text get nan, and a line says why.
 
         Args:
             texts: the texts; a single one needs no list.
@@ -117,9 +118,8 @@ class Trained:
         self, texts: Any, batch_size: int = 64, report: Callable[[str], None] = say
     ) -> tuple[Tensor, dict[int, str]]:
         """As ``embed``, and the reason for each text that gets nan, by its place."""
-        kind, special = self.tokenizer.kind, self.tokenizer.special_ids
-        cleaning = Cleaning() if find_spec("rdkit") else None
-        entries, reasons = readable(listed(texts), kind, cleaning)
+        special = self.tokenizer.special_ids
+        entries, reasons = self._entries(texts, report)
         rows: dict[int, list[int]] = {}
         for place, text in enumerate(entries):
             if place not in reasons:
@@ -128,6 +128,13 @@ class Trained:
                 except UserError as error:
                     reasons[place] = str(error)
         self._tell_long({f"texts[{place}]": len(r) for place, r in rows.items()}, report)
+        if partly := [place for place, row in rows.items() if special.unk in row]:
+            unknown = self.tokenizer.unknown_pieces(entries[partly[0]])
+            report(
+                f"{len(partly)} of {len(rows)} texts hold what {self.run} does not know and reads "
+                f"as [UNK], such as {', '.join(map(repr, dict.fromkeys(unknown)))} in "
+                f"texts[{partly[0]}]"
+            )
         vectors_BD = torch.full((len(entries), self.config.model.shape.width), torch.nan)
         order, frame = list(rows), torch.tensor([special.pad, special.bos, special.eos])
         for start in range(0, len(order), batch_size):
@@ -162,13 +169,15 @@ class Trained:
         """
         if self.config.masking.strategy == "slots":
             raise UserError(f"{self.run} was trained with masks at fixed places; use its pack")
-        texts = self._documents(texts)
-        for i, text in enumerate(texts):
-            if MASK in text:
+        for i, text in enumerate(listed(texts)):
+            if isinstance(text, str) and MASK in text:
                 raise UserError(
                     f"texts[{i}] holds {MASK}, but a loss hides tokens by itself; give the text "
                     "without masks"
                 )
+        texts, reasons = self._entries(texts, say)
+        for place, reason in reasons.items():
+            raise UserError(f"texts[{place}]: {reason}; leave it out")
         if not texts:
             raise UserError("there are no texts to take a loss of; give at least one")
         rows_BN, special = self.rows(texts), self.tokenizer.special_ids
@@ -190,8 +199,8 @@ class Trained:
             unknown = [piece for part in pieces for piece in tokenizer.unknown_pieces(part)]
             raise UserError(
                 f"not in the vocabulary of {self.run}: "
-                f"{', '.join(map(repr, dict.fromkeys(unknown)))}; name another run with --run, "
-                f"such as {' or '.join(SHIPPED)}"
+                f"{', '.join(map(repr, dict.fromkeys(unknown)))}; write it without, or name "
+                f"another run with --run, such as {' or '.join(SHIPPED)}"
             )
         return self.rows([text])
 
@@ -236,10 +245,17 @@ class Trained:
         tensors = [torch.tensor(row) for row in rows]
         return pad_sequence(tensors, True, self.tokenizer.special_ids.pad)
 
-    def _documents(self, texts: Sequence[str]) -> list[str]:
-        """What each entry of a list holds."""
-        kind = self.tokenizer.kind
-        return [document(text, kind, f"texts[{i}]") for i, text in enumerate(listed(texts))]
+    def _entries(
+        self, texts: Any, report: Callable[[str], None]
+    ) -> tuple[list[str], dict[int, str]]:
+        """``readable`` of a list; molecules are cleaned as the vocabulary needs it."""
+        kind, cleaning = self.tokenizer.kind, None
+        if kind == "smiles":
+            if find_spec("rdkit"):
+                cleaning = Cleaning.needed_by(self.tokenizer)
+            else:
+                report("RDKit is missing, so molecules are not checked: pip install rdkit")
+        return readable(listed(texts), kind, cleaning)
 
 
 def load(path: str | Path, report: Callable[[str], None] = say) -> Trained:
@@ -280,5 +296,11 @@ def open_checkpoint(path: Path, report: Callable[[str], None]) -> Checkpoint:
         return load_checkpoint(path)
     latest = latest_checkpoint(path / "checkpoints", report)
     if latest is None:
-        raise UserError(f"there is no checkpoint in {path}; {REMEDY}")
+        is_exported = (path / "config.json").is_file()
+        remedy = (
+            "it is a model for transformers: open it there, or give the run that it was made of"
+            if is_exported
+            else REMEDY
+        )
+        raise UserError(f"there is no checkpoint in {path}; {remedy}")
     return latest

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor
@@ -46,9 +46,13 @@ def make_masker(
 
 def make_model(config: RunConfig, vocab_size: int, special_ids: SpecialIds) -> MaskedLM | ExLM:
     """The untrained model of a run; its weights depend on the seed alone."""
-    kind = ExLM if config.objective == "exlm" else MaskedLM
     torch.manual_seed(config.seed)
-    return kind(config.model, vocab_size, special_ids)
+    match config.objective:
+        case "mlm" | "repeated-mlm":
+            return MaskedLM(config.model, vocab_size, special_ids)
+        case "exlm":
+            return ExLM(config.model, vocab_size, special_ids)
+    assert_never(config.objective)
 
 
 def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import told
 
+from exlm_lab.downstream.tables import read_table
 from exlm_mini.data import text
 from exlm_mini.data.english import embedded_english
 from exlm_mini.data.text import document, file_documents, smiles_in
@@ -175,3 +176,11 @@ def test_chapters_of_a_real_book_are_documents(data_dir):
     assert chapters[0].startswith("What is Government?\nLearning Objectives\n")
     with lzma.open(path, "rt", encoding="utf-8") as lines:
         assert chapters[0] == "".join(iter(lines.readline, "\n")).strip()
+
+
+@pytest.mark.parametrize(("name", "mark"), [("t.tsv", "\t"), ("t.csv", "\t"), ("t.csv", ";")])
+def test_columns_may_be_separated_by_tabs_or_semicolons(tmp_path, name, mark):
+    path = tmp_path / name
+    path.write_text(f'smiles{mark}x\n"C,C"{mark}1,5\nCO{mark}2\n')
+    assert read_table(path).to_dict("list") == {"smiles": ["C,C", "CO"], "x": ["1,5", "2"]}
+    assert list(file_documents(path, "smiles")) == ["C,C", "CO"]

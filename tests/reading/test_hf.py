@@ -138,7 +138,7 @@ def test_what_is_no_run_is_told(runs, tmp_path):
     (tmp_path / "empty").mkdir()
     assert main([str(runs / "mlm"), str(tmp_path / "out")]) == 0
     for path, words in (
-        (tmp_path / "out", "give the --output of a pre-training run"),
+        (tmp_path / "out", "it is a model for transformers"),
         (tmp_path / "empty", "give the --output"),
         ("molecule", "molecules"),
     ):

@@ -75,6 +75,15 @@ def test_a_model_knows_how_long_the_rows_were_that_it_learned(tmp_path, capsys):
     assert "rows of up to 32 tokens, and 1 of 2 texts" in capsys.readouterr().err
 
 
+def test_stereo_marks_that_a_model_lacks_are_left_out_and_other_unknowns_told(capsys):
+    model = exlm_mini.load("molecules")
+    flat, marked = model.embed(["CC(N)C(=O)O", "C[C@H](N)C(=O)O"])
+    assert torch.allclose(flat, marked, atol=1e-6) and capsys.readouterr().err == ""
+    model.embed(["CCO", "CCCCO[Na]CCCC"])
+    assert "1 of 2 texts hold what" in (said := capsys.readouterr().err)
+    assert "[Na]" in said and "texts[1]" in said
+
+
 def test_what_cannot_be_read_is_told(runs, capsys):
     model = exlm_mini.load(runs / "exlm")
     strange = (None, float("nan"), 3, "C\udc80", "CC\nCN", "CC |^1:0|")
@@ -82,9 +91,10 @@ def test_what_cannot_be_read_is_told(runs, capsys):
         vectors_BD = model.embed(["CC", entry, "CO"])
         assert vectors_BD.isnan().any(dim=1).tolist() == [False, True, False]
         assert "texts[1]: " in capsys.readouterr().err
-    for entry in strange:
+    for entry in (*strange, "C1CC(", "hello world"):
         told(lambda entry=entry: model.loss(["CC", entry]), "texts[1]")
+    for entry in strange:
         told(lambda entry=entry: model.fill(entry), "the text")
-    told(lambda: model.loss(3), "texts[0] is 3")
+    told(lambda: model.loss(3), "texts[0]: it is no text")
     told(lambda: model.loss(["CC", "C[MASK]"]), "texts[1]", "without masks")
     told(lambda: model.loss([]), "at least one")
