@@ -259,10 +259,11 @@ from exlm_mini.data.masking import repeat_tokens
 
 p = 0.789
 for k in (1, 2, 4, 8):
-    assert torch.equal(repeat(many_BN, k), repeat_tokens(many_BN, k))
-    _, is_masked_BN = mask(repeat(many_BN, k), p, rng)
+    copied_BN = repeat(many_BN, k)
+    assert torch.equal(copied_BN, repeat_tokens(many_BN, k)), f"repeat, k = {k}"
+    _, is_masked_BN = mask(copied_BN, p, rng)
     is_lost_BM = lost_words(is_masked_BN, k)
-    assert torch.equal(is_lost_BM, fully_masked(is_masked_BN, k))
+    assert torch.equal(is_lost_BM, fully_masked(is_masked_BN, k)), "lost_words"
     share_B = is_lost_BM.double().mean(dim=1)  # of single sentences
     variance = p**k * (1 - p**k) / N
     four_sigma = 4 * math.sqrt(variance / len(share_B))

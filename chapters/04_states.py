@@ -378,11 +378,12 @@ for trial in range(60):
     theirs, graph = expand_masks(
         masked_BN, is_masked_BN, row_BN, k, "paper", SpecialIds()
     )
-    assert all(map(torch.equal, ours, theirs[:3]))
+    for name, own, its in zip(("ids", "i", "j"), ours, theirs[:3], strict=True):
+        assert torch.equal(own, its), f"expand, k = {k}: {name} is {own}, not {its}"
     is_state_BT = (ours[0] == MASK) | (ours[0] == BOS) | (ours[0] == EOS)
     place_BL, is_real_BL = pack(is_state_BT)
-    assert torch.equal(is_real_BL, graph.is_state_BL)
-    assert torch.equal(place_BL[is_real_BL], graph.place_BL[is_real_BL])
+    assert torch.equal(is_real_BL, graph.is_state_BL), "pack: which are real"
+    assert torch.equal(place_BL[is_real_BL], graph.place_BL[is_real_BL]), "pack"
 near, far = attention_score(3, 1, 5, 2), attention_score(43, 2, 45, 3)
 assert math.isclose(near, far, abs_tol=1e-4)
 assert abs(near - attention_score(3, 1, 4, 3)) > 0.01

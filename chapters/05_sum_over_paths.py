@@ -299,7 +299,8 @@ for P_graph, E_graph in graphs:
     for i, u in product(range(1, len(P_graph)), range(1, len(E_graph))):
         # The partial paths are the paths of the smaller graph that stops there.
         by_hand = sum(score(p, P_graph, E_graph) for p in all_paths(i + 1, u + 1))
-        assert math.isclose(f_graph[i, u], by_hand, rel_tol=1e-12)
+        found = f"f[{i}, {u}] is {f_graph[i, u]:.6g}, path by path {by_hand:.6g}"
+        assert math.isclose(f_graph[i, u], by_hand, rel_tol=1e-12), found
     logs = (x.log().clamp(min=NO_EDGE)[None] for x in (P_graph, E_graph))
     torch.testing.assert_close(log_forward(*logs)[0].exp(), f_graph)
 assert len(graphs) == 49 and math.comb(308, 77) > 5e73
@@ -480,13 +481,16 @@ print("third target, by autograd", *(f"{x:.4f}" for x in grad_ML[2].tolist()))
 assert len(through) == 3 * 2
 for i, u in product(range(5), range(8)):
     by_hand = sum(score(p, big_P_ML, big_E_LL) for p in big_paths if p[i] == u)
-    assert math.isclose(alpha_ML[i, u] * beta_ML[i, u], by_hand, rel_tol=1e-12)
+    product_iu = alpha_ML[i, u] * beta_ML[i, u]
+    found = f"alpha times beta at [{i}, {u}] is {product_iu:.6g}, not {by_hand:.6g}"
+    assert math.isclose(product_iu, by_hand, rel_tol=1e-12), found
 for i, cone in enumerate(([0], range(1, 5), range(2, 6), range(3, 7), [7])):
     assert share_ML[i].nonzero().flatten().tolist() == list(cone)
 share_of = {p: score(p, big_P_ML, big_E_LL) / alpha_ML[-1, -1] for p in big_paths}
 for v, u in combinations(range(8), 2):
     by_hand = sum(s for p, s in share_of.items() if (v, u) in pairwise(p))
-    assert math.isclose(xi_LL[v, u], by_hand, rel_tol=1e-9, abs_tol=1e-12)
+    found = f"xi[{v}, {u}] is {xi_LL[v, u]:.6g}, path by path {by_hand:.6g}"
+    assert math.isclose(xi_LL[v, u], by_hand, rel_tol=1e-9, abs_tol=1e-12), found
 torch.testing.assert_close(gamma_ML.sum(dim=1), torch.ones(5))
 torch.testing.assert_close(grad_ML, gamma_ML)
 torch.testing.assert_close(grad_LL, xi_LL)
@@ -609,7 +613,10 @@ for graph in graphs:
     path, p = best_path(*graph)
     scored = [(score(a, *graph), a) for a in all_paths(*graph[0].shape)]
     best_p, best_a = max(scored, default=(0.0, ()))
-    assert math.isclose(p, best_p, rel_tol=1e-12) and (p == 0 or path == best_a)
+    found = f"best_path: {path} with {p:.6g}; the best of all: {best_a}, {best_p:.6g}"
+    assert math.isclose(p, best_p, rel_tol=1e-12) and (p == 0 or path == best_a), (
+        found
+    )
     batch = batch_of_one(*graph)
     for backend in ("enumerate", "naive", "vectorized"):
         log_f_B = dag_log_likelihood(*batch, backend=backend)
