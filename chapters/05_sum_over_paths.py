@@ -613,7 +613,7 @@ for graph in graphs:
     path, p = best_path(*graph)
     scored = [(score(a, *graph), a) for a in all_paths(*graph[0].shape)]
     best_p, best_a = max(scored, default=(0.0, ()))
-    found = f"best_path: {path} with {p:.6g}; the best of all: {best_a}, {best_p:.6g}"
+    found = f"best_path: {path} with {p:.6g}; best of all: {best_a}, {best_p:.6g}"
     assert math.isclose(p, best_p, rel_tol=1e-12) and (p == 0 or path == best_a), (
         found
     )
