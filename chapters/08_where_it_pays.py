@@ -459,8 +459,8 @@ assert [len(exlm) for _, exlm in masked_at_random.values()] == [5, 3]
 #
 # So look at the prize first. Where hidden tokens tell about each other little, a
 # masked language model is the better choice. Where they tell about each other much,
-# ExLM can save a part of it in one pass, if its states start differently and every
-# span is entered evenly.
+# ExLM can save a part of it in one pass, if its states have vectors of their own
+# and each of them is as likely as the others to begin a span.
 #
 # ## Exercise: one state for each mask
 #
