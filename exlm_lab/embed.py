@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ def _npy(path: Path, *shape: int) -> Iterator[Callable[[np.ndarray], object]]:
 
 def run(options: Any) -> None:
     """Embed chunk by chunk, so that memory does not grow with the rows."""
-    is_array, long = options.output.suffix == ".npy", dict[int, str]()
+    is_array, notes = options.output.suffix == ".npy", dict[str, str]()
     if options.output.suffix not in (".npy", ".parquet"):
         raise UserError(
             f"--output is {options.output}; give a name that ends in .npy or .parquet"
@@ -90,7 +89,10 @@ def run(options: Any) -> None:
     with writer as write:
         for first, frame in progressing_chunks(options.table, "embedded"):
             column = frame.iloc[:, find_column(options.table, frame, options.column)]
-            note: Any = partial(long.setdefault, first)
+
+            def note(kind: str, line: str, first: int = first) -> None:
+                notes.setdefault(kind, f"from row {first} on: {line}")
+
             vectors_BD, reasons = model.vectors(list(column), options.batch_size, note)
             tell(reasons, "row {}", "it gets no vector", say, first)
             rows = vectors_BD.numpy()
@@ -101,8 +103,8 @@ def run(options: Any) -> None:
                 cells = [None if i in reasons else row for i, row in enumerate(rows)]
                 rows = frame.assign(embedding=cells)
             write(rows)
-    if long:
-        say("some rows from {} on are long: {}".format(*next(iter(long.items()))))
+    for line in notes.values():
+        say(line)
     say(f"wrote {options.output}")
     if options.map:
         draw_map(drawn, options.color, options.map)

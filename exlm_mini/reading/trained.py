@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -115,11 +116,18 @@ class Trained:
 
     @torch.no_grad()
     def vectors(
-        self, texts: Any, batch_size: int = 64, report: Callable[[str], None] = say
+        self,
+        texts: Any,
+        batch_size: int = 64,
+        report: Callable[[str, str], None] = lambda kind, line: say(line),
     ) -> tuple[Tensor, dict[int, str]]:
-        """As ``embed``, and the reason for each text that gets nan, by its place."""
+        """As ``embed``, and the reason for each text that gets nan, by its place.
+
+        ``report`` receives lines about the texts as a whole: ``rdkit``, ``long`` or ``unknown``,
+        and the line.
+        """
         special = self.tokenizer.special_ids
-        entries, reasons = self._entries(texts, report)
+        entries, reasons = self._entries(texts, partial(report, "rdkit"))
         rows: dict[int, list[int]] = {}
         for place, text in enumerate(entries):
             if place not in reasons:
@@ -127,13 +135,15 @@ class Trained:
                     rows[place] = self._ids(text, "it", MOST_UNKNOWN)
                 except UserError as error:
                     reasons[place] = str(error)
-        self._tell_long({f"texts[{place}]": len(r) for place, r in rows.items()}, report)
+        lengths = {f"texts[{place}]": len(r) for place, r in rows.items()}
+        self._tell_long(lengths, partial(report, "long"))
         if partly := [place for place, row in rows.items() if special.unk in row]:
             unknown = self.tokenizer.unknown_pieces(entries[partly[0]])
             report(
+                "unknown",
                 f"{len(partly)} of {len(rows)} texts hold what {self.run} does not know and reads "
                 f"as [UNK], such as {', '.join(map(repr, dict.fromkeys(unknown)))} in "
-                f"texts[{partly[0]}]"
+                f"texts[{partly[0]}]",
             )
         vectors_BD = torch.full((len(entries), self.config.model.shape.width), torch.nan)
         order, frame = list(rows), torch.tensor([special.pad, special.bos, special.eos])

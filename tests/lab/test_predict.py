@@ -275,14 +275,15 @@ def test_every_row_gets_its_vector(suffix, runs, table, tmp_path, capsys, monkey
     np.testing.assert_allclose(np.stack(vectors), np.delete(expected, 7, 0), atol=1e-5)
 
 
-def test_long_rows_are_told_once(runs, tmp_path, capsys, monkeypatch):
+def test_long_and_unknown_rows_are_told_once(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(tables.chunks, "__defaults__", (16,))
     table = tmp_path / "t.csv"
-    table.write_text("\n".join(["SMILES", *["CCO"] * 20, *["C" * 90] * 20]))
+    table.write_text("\n".join(["SMILES", *["CCO"] * 20, *["C" * 90, "CC[La]CCCC"] * 20]))
     argv = [runs / "smiles", table, "--column", "SMILES", "--output", tmp_path / "o.npy"]
     assert run_in(embed, *argv) == 0
-    (line,) = (one for one in capsys.readouterr().err.splitlines() if "are long" in one)
-    assert "rows from 16 on are long" in line and "such as texts[4] with 92" in line
+    long, unknown = (one for one in capsys.readouterr().err.splitlines() if "texts" in one)
+    assert long.startswith("from row 16 on: ") and "such as texts[4] with 92" in long
+    assert unknown.startswith("from row 16 on: ") and "[La]" in unknown
 
 
 @pytest.mark.parametrize(
