@@ -261,9 +261,9 @@ for name in ("pairs", "fours", "quartets"):
 assert 1 / 3 < 1 - facts["town"][1] / facts["town"][0] < 0.35
 
 # %% [markdown]
-# Predicting word by word pays for what two words share at both of them, and for
-# what more words share at each of them. In `town`, with all eleven of the words
-# hidden that depend on a variable, a third of an MLM's bits is such a surplus.
+# Predicting word by word pays twice for what two words share, and once per word for
+# what several share. In `town`, with all eleven of the words hidden that depend on
+# a variable, a third of an MLM's bits is such a surplus.
 #
 # ## The best that word-by-word guessing can do
 #

@@ -279,8 +279,8 @@ for name, seeds in (
 #
 # ## Where ExLM is ahead: spans
 #
-# Having bits to save is not enough: training has to find them. We thought that two
-# things were in the way. One was.
+# Having bits to save is not enough: training has to find them. Two things may be in
+# the way.
 #
 # - Edges stay unused where a span is entered: one edge takes all the probability
 #   there, and the other states get no gradient. That is the lead of
@@ -289,8 +289,8 @@ for name, seeds in (
 #   to another are given up.
 # - At first $k$ states share the gradient of one, and each step of them costs
 #   more. So a masked language model is trained first, and then it *grows*: every
-#   mask splits into four states, after three of four layers. That turned out not to
-#   matter much: trained from the start at the same cost, the model with edges
+#   mask splits into four states, after three of four layers. Whether that matters
+#   is undecided: trained from the start at the same cost, the model with edges
 #   inside spans ends 0.09 ± 0.29 bits higher. Its links win twice as much, and its
 #   single symbols are predicted that much worse.
 #

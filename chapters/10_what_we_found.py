@@ -144,8 +144,8 @@ display(pd.DataFrame(card).T)
 #
 # Two terms are used throughout. Our **start-up aids** are the vector for each clone
 # and the fixed chains of {ref}`chap-symmetric-start`; ExLMs below have both unless
-# a sentence says otherwise. And what **links win** is a measured quantity:
-# the bits that the masked words of a row would cost one by one, by the paths' own
+# a sentence says otherwise. And what **links win** is a measured quantity: the bits
+# that the masked words of a row would cost one by one, by the paths' own
 # probabilities, less the bits that they cost together.
 #
 # ## Words that depend on each other

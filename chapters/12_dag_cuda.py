@@ -987,10 +987,10 @@ table.set_index("B, M, L").round(2)
 # With 8 rows the kernels take three quarters as long as with 64: they wait. At the
 # paper's shape they are seven times as fast as DA-Transformer's best configuration,
 # three times when called from Python. A call of PyTorch's operator took half a
-# millisecond more than its kernels, too much for small graphs; it is avoided now.
-# With 1,400 short rows, a
-# batch of molecules, ours are slower: a thread of the sweep needs 250 registers, so
-# a multiprocessor holds one block at a time, and 2,800 queue for 132 places.
+# millisecond more than its kernels, too much for small graphs; the package now
+# avoids it, the table was measured before. With 1,400 short rows, a batch of
+# molecules, ours are slower: a thread of the sweep needs 250 registers, so a
+# multiprocessor holds one block at a time, and 2,800 queue for 132 places.
 #
 # The plain kernel takes twice as long as ours at the paper's shape, four times at
 # 1,024 states, half as long on the molecules, and its gradients, from logarithms in

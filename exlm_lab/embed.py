@@ -5,12 +5,12 @@
         --map map.svg --color pIC50
     python -m exlm_lab.embed runs/text reviews.jsonl --column text --output reviews.parquet
 
-MODEL is the --output of a pre-training run, or a shipped model; TABLE a .csv, .jsonl or .parquet,
-compressed or not. A .npy has a row of float32 for each of TABLE, in its order; a .parquet has the
-columns of TABLE, and ``embedding``. A row that cannot be read, such as a SMILES that RDKit rejects
-or a text whose tokens are mostly [UNK], has nan, in a .parquet nothing, and a line on stderr says
-why. --map draws the vectors of the first rows in the plane where they differ most (principal
-components), each in the colour of what --color says of it.
+MODEL is the --output of a pre-training run, or a shipped model; TABLE a .csv, .tsv, .jsonl or
+.parquet, compressed or not. A .npy has a row of float32 for each of TABLE, in its order; a .parquet
+has the columns of TABLE, and ``embedding``. A row that cannot be read, such as a SMILES that RDKit
+rejects or a text whose tokens are mostly [UNK], has nan, in a .parquet nothing, and a line on
+stderr says why. --map draws the vectors of the first rows in the plane where they differ most
+(principal components), each in the colour of what --color says of it.
 
 Exit codes: 0 done, 2 a mistake of the user, 130 interrupted.
 """

@@ -8,10 +8,10 @@
     python -m exlm_lab.finetune --task rte --from runs/text --data glue \\
         --recipe finetune/table-11 --grid
 
-A TABLE is a .csv, .jsonl or .parquet, compressed or not; two columns are a pair of texts. Targets
-are numbers, 0 and 1, or words; several are numbers, or 0 and 1, some missing. Rows that cannot be
-read are named and left out. OUTPUT is then a model that ``predict`` and transformers open, and
-figure.svg shows its predictions. The model of a task is OUTPUT/TASK.
+A TABLE is a .csv, .tsv, .jsonl or .parquet, compressed or not; two columns are a pair of texts.
+Targets are numbers, 0 and 1, or words; several are numbers, or 0 and 1, some missing. Rows that
+cannot be read are named and left out. OUTPUT is then a model that ``predict`` and transformers
+open, and figure.svg shows its predictions. The model of a task is OUTPUT/TASK.
 
 Every seed of every setting is a run; a finished one is kept in OUTPUT/cells and not made again, so
 the same command with the same --output goes on where it was stopped. OUTPUT/results.json has all

@@ -2,11 +2,11 @@
 
     python -m exlm_lab.predict runs/solubility new.csv --output new-with-logS.csv
 
-DIR is the --output of finetune, TABLE a .csv, .jsonl or .parquet, compressed or not. FILE has the
-rows and columns of TABLE in their order, and a column by the name of each target, with "predicted"
-behind it where TABLE has one of that name: numbers in their unit, the probability of yes, or the
-likeliest word with its probability. A row that cannot be read has an empty cell, and a line on
-stderr says why.
+DIR is the --output of finetune, TABLE a .csv, .tsv, .jsonl or .parquet, compressed or not. FILE has
+the rows and columns of TABLE in their order, and a column by the name of each target, with
+"predicted" behind it where TABLE has one of that name: numbers in their unit, the probability of
+yes, or the likeliest word with its probability. A row that cannot be read has an empty cell, and a
+line on stderr says why.
 
 Exit codes: 0 done, 2 a mistake of the user, 130 interrupted.
 """
@@ -30,7 +30,13 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("model", type=Path, metavar="DIR", help="--output of finetune")
     add("table", type=Path, metavar="TABLE", help="rows to predict")
-    add("--output", type=Path, required=True, metavar="FILE", help=".csv, .jsonl or .parquet")
+    add(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help=".csv, .tsv, .jsonl or .parquet",
+    )
     columns = "of TABLE, with the texts or molecules; default: as in training"
     add("--column", nargs="+", metavar="NAME", help=columns)
     add("--batch-size", type=of(Count), default=64, metavar="N", help="default 64")

@@ -9,7 +9,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain, dropwhile, islice
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,10 @@ def _csv(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
 
     csv.field_size_limit(sys.maxsize)
     with io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
-        head = text.readline()
-        every = csv.reader(chain([head], text), delimiter=separator(head), strict=True)
+        lines = dropwhile(lambda line: not line.strip(), text)
+        head = next(lines, "")
+        mark = separator(head, suffix_of(path))
+        every = csv.reader(chain([head], lines), delimiter=mark, strict=True)
         filled = filter(None, every)
         header = next(filled, [])
         yield pandas.DataFrame([], None, header, object)

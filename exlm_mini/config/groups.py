@@ -162,8 +162,8 @@ class DataConfig:
     kind: Literal["toy", "text", "smiles"] = "text"
     """The small language with known entropies, text, or molecules."""
     source: tuple[str, ...] = ()
-    """Files (.txt .smi .csv .jsonl .parquet, also .gz .xz, and Uni-Mol's .lmdb), a data set that
-    prepare --help names, or hub:ID,CONFIG,SPLIT of the Hugging Face hub; none: the embedded
+    """Files (.txt .smi .csv .tsv .jsonl .parquet, also .gz .xz, and Uni-Mol's .lmdb), a data set
+    that prepare --help names, or hub:ID,CONFIG,SPLIT of the Hugging Face hub; none: the embedded
     data."""
     column: str | None = None
     """Column of a table or of the hub data set, case ignored; none: text or smiles."""

@@ -98,15 +98,6 @@ class TrainingBatches:
         ]
 
 
-def check_micro_batch(longest: int, num_tokens: int) -> None:
-    """Raise ``UserError`` if the longest row has more tokens than a micro-batch may have."""
-    if longest > num_tokens:
-        raise UserError(
-            f"the longest row has {longest} tokens, more than the {num_tokens} of a micro-batch; "
-            "raise train.micro_batch_tokens (or train.batch_tokens)"
-        )
-
-
 class TokenBatches:
     """Masked batches of about equally many tokens, by step (Table 7).
 
@@ -125,7 +116,11 @@ class TokenBatches:
     ) -> None:
         self.pack, self.masker, self.num_parts, self.seed = pack, masker, num_parts, seed
         falling_R = np.sort(pack.lengths_R)[::-1]
-        check_micro_batch(falling_R[0], num_tokens)
+        if falling_R[0] > num_tokens:
+            raise UserError(
+                f"the longest row has {falling_R[0]} tokens, more than the {num_tokens} of a "
+                "micro-batch; raise train.micro_batch_tokens (or train.batch_tokens)"
+            )
         starts = [0]
         while starts[-1] < len(falling_R):
             starts.append(starts[-1] + num_tokens // int(falling_R[starts[-1]]))

@@ -45,11 +45,14 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(stream.fileno())
         os.rename(partial, path)
     except OSError as error:
-        if str(error.filename) == str(partial):
-            error.filename, error.filename2 = str(path), None  # the name that was asked for
-        raise
+        if str(error.filename) != str(partial):
+            raise
+        raise type(error)(
+            error.errno, error.strerror, str(path)
+        ) from None  # as it was asked for
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
     sync_directory(path.parent)
 
 

@@ -77,9 +77,8 @@ class Cleaning:
     @classmethod
     def needed_by(cls, tokenizer: Tokenizer) -> Cleaning:
         """What a vocabulary needs: no stereo marks if it has none."""
-        return cls(
-            strip_stereo=all(tokenizer.unknown_pieces(atom) for atom in ("[C@H]", "[C@@H]"))
-        )
+        marks = ("[C@H]", "[C@@H]", "/", "\\")
+        return cls(strip_stereo=all(tokenizer.unknown_pieces(mark) for mark in marks))
 
 
 class Molecule(NamedTuple):

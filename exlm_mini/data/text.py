@@ -6,8 +6,9 @@
                 every line is a document.
 ``.smi``        one molecule a line: the first field, up to white space; so is ``.txt`` when
                 molecules are read
-``.csv``        one row, the named column; the first line names the columns, and is separated by
-``.tsv``        commas, else by tabs, else by semicolons
+``.csv``        one row, the named column; the first line names the columns, with commas, tabs or
+                semicolons between them
+``.tsv``        the same with tabs
 ``.jsonl``      one JSON object a line, the named key
 ``.parquet``    one row, the named column
 ``.lmdb``       one entry of Uni-Mol's files, the named field
@@ -26,7 +27,7 @@ import lzma
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain, dropwhile, islice
 from pathlib import Path
 from typing import Any
 
@@ -130,17 +131,18 @@ def _rows(path: Path) -> Iterator[Any]:
             yield from map(json.loads, filter(str.strip, _lines(path, stream)))
         elif suffix in (".csv", ".tsv"):
             csv.field_size_limit(sys.maxsize)
-            lines = _lines(path, stream)
+            lines = dropwhile(lambda line: not line.strip(), _lines(path, stream))
             head = next(lines, "")
-            every = chain([head], lines)
-            yield from csv.DictReader(every, delimiter=separator(head), strict=True)
+            every, mark = chain([head], lines), separator(head, suffix)
+            yield from csv.DictReader(every, delimiter=mark, strict=True)
         else:
             yield from _lines(path, stream)
 
 
-def separator(header: str) -> str:
-    """What stands between the columns of a table, by its first line."""
-    return next((mark for mark in ",\t;" if mark in header), ",")
+def separator(header: str, suffix: str) -> str:
+    """What stands between the columns of a .csv, by its first line, or of a .tsv."""
+    plain = re.sub('"[^"]*"', "", header)
+    return "\t" if suffix == ".tsv" else max(",\t;", key=plain.count)
 
 
 def _lines(path: Path, stream: Iterable[bytes]) -> Iterator[str]:

@@ -84,7 +84,7 @@ class Units:
 
         units = []
         for pieces in self._find("".join(texts)):
-            if len(tokens(pieces)) > longest:  # a name: its places one by one
+            if self._find is _in_text and len(tokens(pieces)) > longest:  # a name
                 units += [tokens([piece]) for piece in pieces]
             else:
                 units.append(tokens(pieces))

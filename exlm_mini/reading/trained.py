@@ -38,7 +38,7 @@ from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.decoding import Reading, read_row
 from exlm_mini.reading.entries import MOST_UNKNOWN, listed, readable, tell
 from exlm_mini.reading.explorer import Explorer, explorer
-from exlm_mini.reading.runs import REMEDY, SHIPPED, model_directory
+from exlm_mini.reading.runs import REMEDY, SHIPPED, fine_tuning, model_directory
 from exlm_mini.reading.scene import read_scene
 from exlm_mini.training.checkpoint import (
     MANIFEST,
@@ -138,11 +138,11 @@ class Trained:
         lengths = {f"texts[{place}]": len(r) for place, r in rows.items()}
         self._tell_long(lengths, partial(report, "long"))
         if partly := [place for place, row in rows.items() if special.unk in row]:
-            unknown = self.tokenizer.unknown_pieces(entries[partly[0]])
+            unknown = self._unknown(entries[partly[0]])
             report(
                 "unknown",
                 f"{len(partly)} of {len(rows)} texts hold what {self.run} does not know and reads "
-                f"as [UNK], such as {', '.join(map(repr, dict.fromkeys(unknown)))} in "
+                f"as [UNK], such as {unknown} in "
                 f"texts[{partly[0]}]",
             )
         vectors_BD = torch.full((len(entries), self.config.model.shape.width), torch.nan)
@@ -205,14 +205,17 @@ class Trained:
                 f"the text has no {MASK}; write {MASK} in place of each hidden token"
             )
         if tokenizer.special_ids.unk in tokenizer.encode_with_masks(text):
-            pieces = re.split(rf" ?{re.escape(MASK)}", text)
-            unknown = [piece for part in pieces for piece in tokenizer.unknown_pieces(part)]
             raise UserError(
-                f"not in the vocabulary of {self.run}: "
-                f"{', '.join(map(repr, dict.fromkeys(unknown)))}; write it without, or name "
-                f"another run with --run, such as {' or '.join(SHIPPED)}"
+                f"not in the vocabulary of {self.run}: {self._unknown(text)}; write it without, or "
+                f"name another run with --run, such as {' or '.join(SHIPPED)}"
             )
         return self.rows([text])
+
+    def _unknown(self, text: str) -> str:
+        """What of a text is not in the vocabulary, quoted."""
+        parts = re.split(rf" ?{re.escape(MASK)}", text)
+        unknown = [piece for part in parts for piece in self.tokenizer.unknown_pieces(part)]
+        return ", ".join(map(repr, dict.fromkeys(unknown)))
 
     def rows(self, texts: Sequence[str]) -> Tensor:
         """token_ids_BN of some texts, each between [BOS] and [EOS]; "[MASK]" is a mask.
@@ -306,11 +309,14 @@ def open_checkpoint(path: Path, report: Callable[[str], None]) -> Checkpoint:
         return load_checkpoint(path)
     latest = latest_checkpoint(path / "checkpoints", report)
     if latest is None:
-        is_exported = (path / "config.json").is_file()
-        remedy = (
-            "it is a model for transformers: open it there, or give the run that it was made of"
-            if is_exported
-            else REMEDY
-        )
+        remedy = REMEDY
+        if fine_tuning(path) is not None:
+            remedy = (
+                "it holds a fine-tuned model: use exlm predict, or give the run it began with"
+            )
+        elif (path / "config.json").is_file():
+            remedy = (
+                "it is a model for transformers: open it there, or give the run it was made of"
+            )
         raise UserError(f"there is no checkpoint in {path}; {remedy}")
     return latest

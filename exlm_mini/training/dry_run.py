@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from exlm_mini.config import RunConfig
-from exlm_mini.data.batches import check_micro_batch
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.sources import size_of
 from exlm_mini.data.toy_grammars import grammar
@@ -48,8 +47,12 @@ def dry_run(
     changed: dict[str, Any] = {f"micro_batch_{plan.name}": plan.per_device}
     config = replace(config, train=replace(config.train, **changed))
     check_row_length(config, row_length)
-    if plan.unit == "tokens":
-        check_micro_batch(row_length, plan.per_device)
+    if plan.unit == "tokens" and row_length > plan.per_device:
+        say(
+            f"rows may have up to {row_length} tokens, and one of more than the {plan.per_device} "
+            "of a micro-batch stops the run; then raise train.micro_batch_tokens (or "
+            "train.batch_tokens)"
+        )
     costs = estimate(config, vocab_size, row_length)
     parameters = f"{costs.num_parameters:,} = {costs.num_parameters / 1e6:.1f} M"
     if costs.num_transition_parameters:

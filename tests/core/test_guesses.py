@@ -13,7 +13,7 @@ from small_models import BOS, EOS, SPECIAL, alone, masked_rows
 from exlm_mini.model.expansion import expand_masks
 from exlm_mini.model.guesses import guess_masks, masks_alone, one_pass
 from exlm_mini.model.objectives import StateScores
-from exlm_mini.training.evaluation import row_bits_and_correct
+from exlm_mini.training.evaluation import Evaluation, row_bits_and_correct
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, "mlm"])
@@ -71,3 +71,9 @@ def test_low_precision_of_the_encoder_does_not_round_the_mixture():
     )
     with torch.autocast("cpu", torch.bfloat16):
         assert guess_masks(Model(), scores).tolist() == [7]
+
+
+def test_perplexity_is_that_of_the_masks_and_infinite_beyond_all_numbers():
+    evaluation = Evaluation(30.0, num_masks=10, num_rows=4, num_without_path=0, num_correct=4)
+    assert evaluation.perplexity == 8.0
+    assert evaluation._replace(bits=1e6).perplexity == float("inf")

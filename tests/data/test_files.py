@@ -49,7 +49,10 @@ def test_an_error_of_the_system_names_the_file_it_speaks_of(tmp_path):
 def test_a_file_that_cannot_be_written_has_the_name_that_was_asked_for(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         write_atomically(tmp_path / "none" / "a.json", b"")
-    assert caught.value.filename == str(tmp_path / "none" / "a.json")
+    assert str(caught.value).endswith(f"'{tmp_path / 'none' / 'a.json'}'")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"file/a\.json'$"):
+        write_atomically(tmp_path / "file" / "a.json", b"")
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,8 @@ def test_chapters_of_a_real_book_are_documents(data_dir):
 @pytest.mark.parametrize(("name", "mark"), [("t.tsv", "\t"), ("t.csv", "\t"), ("t.csv", ";")])
 def test_columns_may_be_separated_by_tabs_or_semicolons(tmp_path, name, mark):
     path = tmp_path / name
-    path.write_text(f'smiles{mark}x\n"C,C"{mark}1,5\nCO{mark}2\n')
-    assert read_table(path).to_dict("list") == {"smiles": ["C,C", "CO"], "x": ["1,5", "2"]}
-    assert list(file_documents(path, "smiles")) == ["C,C", "CO"]
+    for name in ("x", '"a, b; c\t, d;"', "IC50, nM" if path.suffix == ".tsv" else "y"):
+        path.write_text(f'\nsmiles{mark}{name}\n"C,C"{mark}"1,5"\nCO{mark}2\n')
+        expected = {"smiles": ["C,C", "CO"], name.strip('"'): ["1,5", "2"]}
+        assert read_table(path).to_dict("list") == expected
+        assert list(file_documents(path, "smiles")) == ["C,C", "CO"]

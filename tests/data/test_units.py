@@ -82,6 +82,12 @@ def test_branches_and_ring_systems_are_units_however_symbols_are_cut(molecule, u
     assert texts(cut, cut.encode(molecule)) == sorted([*units.split(), *long])
 
 
+def test_a_ring_that_is_too_large_to_hide_leaves_its_symbols_single():
+    tokenizer = characters()
+    units = Units.of(tokenizer)(tokenizer.encode("C%10CCC%10[nH]"), 5)
+    assert len(set(map(tuple, units))) == len(units)
+
+
 def test_an_unknown_symbol_is_an_atom():
     tokenizer = symbols()
     ids = tokenizer.encode("[Xx]1C[Yy](F)1")

@@ -218,6 +218,12 @@ def test_a_directory_of_another_run_is_refused(pretrained, problem, tmp_path):
     told(lambda: tuned(pretrained, others[1], tmp_path), tmp_path, "another problem")
 
 
+def test_a_loss_that_is_not_finite_stops_the_run(pretrained, problem, tmp_path):
+    config = dataclasses.replace(CONFIG, epochs=2, batch_size=8, learning_rate=1e29)
+    with pytest.raises(DivergedError, match=r"the loss before step .* \(1e\+29\)"):
+        tuned(pretrained, problem, tmp_path, config)
+
+
 def test_missing_labels_do_not_count_in_the_loss():
     labels_BC = torch.tensor([[1.0, math.nan], [math.nan, 0.0], [0.0, 1.0]])
     logits_BC = torch.tensor([[0.5, 9.0], [-9.0, 1.0], [2.0, -1.0]], requires_grad=True)

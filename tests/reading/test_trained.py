@@ -12,6 +12,8 @@ from tiny_runs import DATA, tiny_run
 import exlm_mini
 from exlm_mini.config import DataConfig
 from exlm_mini.data.corpus import prepare_corpus
+from exlm_mini.data.molecules import Cleaning
+from exlm_mini.data.tokenizer import train_smiles
 from exlm_mini.model.exlm import token_states
 
 SMILES = ["CC(=O)N", "CCO", "C1CCCCC1"]
@@ -73,6 +75,11 @@ def test_a_model_knows_how_long_the_rows_were_that_it_learned(tmp_path, capsys):
     assert model.rows(short).shape[1] <= 32 and not capsys.readouterr().err
     model.embed([short, short * 20])
     assert "rows of up to 32 tokens, and 1 of 2 texts" in capsys.readouterr().err
+
+
+def test_a_model_that_knows_double_bonds_keeps_them():
+    knows, not_ = train_smiles(["F/C=C\\F"]), train_smiles(["CCF"])
+    assert not Cleaning.needed_by(knows).strip_stereo and Cleaning.needed_by(not_).strip_stereo
 
 
 def test_stereo_marks_that_a_model_lacks_are_left_out_and_other_unknowns_told(capsys):

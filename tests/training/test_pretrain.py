@@ -295,10 +295,6 @@ MISTAKES = {
     "block without a mask": (
         [*TEXT, "--data.block_length", "8"], ["rows of 8 tokens", "at least one mask"]
     ),
-    "row longer than a micro-batch": (
-        [*TOY, "--train.batch_size", "32", "--train.batch_tokens", "8", "--dry-run"],
-        ["longest row has 13 tokens", "train.micro_batch_tokens"],
-    ),
     "no number of minutes": ([*TOY, "--train.minutes", "inf"], ["--train.minutes", "finite"]),
     "missing GPU": ([*TOY, "--train.device", "cuda:97"], ["cuda:97", "use cpu"]),
     "missing file": ([*TEXT, "--data.source", "none.txt"], ["none.txt", "existing path"]),

@@ -98,7 +98,7 @@ def assert_same_path(run: list[list[Tensor]], by_hand: list[list[Tensor]]) -> No
 
 
 @pytest.mark.parametrize("objective", ["mlm", "exlm"])
-def test_pretraining_is_adamw_by_hand(packs, tmp_path, objective):
+def test_pretraining_is_adamw_in_float64(packs, tmp_path, objective):
     config = replaced(PRETRAINING, {"objective": objective} | WITHOUT_DROPOUT)
     trainer = make_trainer(config, packs, tmp_path)
     # PyTorch's AdamW and clipping in float64, with the numbers written out here.
