@@ -8,6 +8,7 @@ and both are states; each row of E with a successor sums to one.
 from __future__ import annotations
 
 import math
+from typing import assert_never
 
 import torch
 from torch import Tensor, nn
@@ -287,10 +288,18 @@ def _to_matrix(log_edge_BNkk: Tensor, is_edge_BNkk: Tensor, graph: StateGraph) -
 
 def make_transition(config: ModelConfig) -> nn.Module | None:
     """The transition module named in the settings; none for ``ctc``, which has no edges."""
-    kinds = {"paper": PaperTransition, "gated": GatedTransition, "spans": SpanTransition}
-    if config.transition == "ctc":
-        return None
-    return kinds.get(config.transition, FixedTransition)(config)
+    match config.transition:
+        case "paper":
+            return PaperTransition(config)
+        case "gated":
+            return GatedTransition(config)
+        case "spans":
+            return SpanTransition(config)
+        case "uniform" | "chains":
+            return FixedTransition(config)
+        case "ctc":
+            return None
+    assert_never(config.transition)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
