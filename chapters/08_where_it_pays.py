@@ -13,10 +13,10 @@
 # A trained ExLM holds more than the words it fills in. Its states and the edges
 # between them say which words it considers, which of them go together, and how
 # sure it is. Here you read all of that out of a model with the functions that you
-# have written, and put one finding of the paper's case study to the test. Then
-# you leave the small languages. On real molecules one number, measured before any
-# ExLM is trained, says how many bits the edges can save there. It tells where
-# ExLM is ahead of a masked language model today, and where it is not.
+# have written, and test one finding of the paper's case study. Then you leave the
+# small languages. On real molecules one number, measured before any ExLM is
+# trained, says how many bits the edges can save. The chapter ends with where ExLM
+# is ahead of a masked language model today, and where not.
 #
 # **It takes** 25 minutes and half a minute of one CPU core. **Paper:** §5.3 and
 # Appendix P of {cite}`zheng2025exlm`.
@@ -83,12 +83,12 @@ _ = torch.set_num_threads(1)
 # %% [markdown]
 # ## A graph to explore
 #
-# The language `quartets` has a hidden mood, one of four, that chooses both masked
-# words, each out of three; nothing else in the sentence tells the mood. So 36 of
-# the $12 \times 12$ pairs of words are possible. A masked language model gives
-# all 144 the same probability and needs $2 \log_2 12 = 7.17$ bits; the best
-# possible model needs $\log_2 36 = 5.17$. The graph below was recorded from an
-# ExLM of 400 steps with four states for each mask, which needs
+# In the language `quartets` a hidden mood, one of four, chooses both masked words,
+# each out of three; nothing else in the sentence reveals the mood. So 36 of the
+# $12 \times 12$ pairs of words are possible. A masked language model gives all 144
+# the same probability and needs $2 \log_2 12 = 7.17$ bits; the best possible model
+# needs $\log_2 36 = 5.17$. The graph below was recorded from an ExLM with four
+# states for each mask, trained for 400 steps; it needs
 # {recorded}`case-study exlm row` bits. Click a word to fix it for its mask, or a
 # state to make all paths go through it; click again to release it. Ticks mark where
 # the bars stood before.
@@ -103,16 +103,16 @@ explorer(scene)
 
 # %% [markdown]
 # With the first word fixed, three of twelve words are left for the second, which
-# saves two bits. With a masked language model the other mask's bars do not move.
+# saves two bits. With a masked language model the other mask's bars would not move.
 #
 # ## Reading it yourself
 #
 # The record holds what one pass through the model gives: for each state $u$ a
 # distribution over words, $\mathbf{P}_u$, and the transition matrix $\mathbf{E}$.
 # To fill the masks, let each state say its likeliest word, and take your
-# `best_path`. To find out what the second mask says when the first one says
-# *sad*, give your `gamma_and_xi` the probability that each state says it, and 1
-# at the second mask, where any word will do.
+# `best_path`. To find out what the second mask says when the first one says *sad*,
+# call your `gamma_and_xi`: at the first mask with the probability that each state
+# says *sad*, at the second with 1, since any word will do.
 
 # %% tags=["nbval-ignore-output"]
 P_LV, E_LL = torch.tensor(scene.token_LW), torch.tensor(scene.transition_LL)
@@ -143,10 +143,10 @@ print("after sad:", *(f"{word} {p:.2f}" for word, p in top))
 # Every state says words of one mood, and edges lead to states of the same mood.
 # These are the first two findings of the paper's Appendix P: states represent
 # different choices, and transitions join the choices that fit together.
-# {numref}`fig-reading-joint` has all pairs, $P(x, y) = \sum_{v,u}
-# \mathbf{E}_{0,v} P_v(x)\, \mathbf{E}_{v,u} P_u(y)\, \mathbf{E}_{u,9}$ (states
-# 0 and 9 are [BOS] and [EOS]), summed over the three words of each mood. The best
-# possible masked language model gives 1/16 to every field.
+# {numref}`fig-reading-joint` shows the probabilities of all pairs, $P(x, y) =
+# \sum_{v,u} \mathbf{E}_{0,v} P_v(x)\, \mathbf{E}_{v,u} P_u(y)\, \mathbf{E}_{u,9}$
+# (states 0 and 9 are [BOS] and [EOS]), summed over the three words of each mood.
+# The best possible masked language model gives 1/16 to every entry.
 
 # %% mystnb={"figure": {"caption": "Joint probability of the moods of the two masked words: the language, and what ExLM makes of it.", "name": "fig-reading-joint"}, "image": {"alt": "Two tables of four by four moods with 0.25 on the diagonal. The language has zeros elsewhere, ExLM values of at most 0.01."}} tags=["remove-input"]
 language = grammar("quartets")
@@ -171,8 +171,8 @@ draw_tables(tables, MOODS, MOODS, is_stacked=True)
 # two languages that are mirror images. A mood has four words in the *wide* slot
 # and one in the *narrow* slot; in `wide-first` the wide slot comes first, in
 # `wide-last` second. If direction were the cause, the second mask would be
-# sharper in both. Train your own model on each, and take the entropy of what its
-# states say, averaged with the shares $\gamma$ of the paths.
+# sharper in both. Train your own model on each, and average the entropy of what
+# each state says, weighted by its share $\gamma$ of the paths.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -241,22 +241,22 @@ for name, wide in (("wide-first", 0), ("wide-last", 1)):
 
 # %% [markdown]
 # The wide slot has about two bits per state and the narrow one hardly any, wherever
-# they stand: the entropy follows the word, not its place. There is a reason. Given
-# the context, states and words form a hidden Markov model, and read backwards that
-# is again one, with the same words in each state. What *is* less uncertain at a
-# later mask is the choice of the state, given the path so far, because the mood is
+# they stand: the entropy belongs to the slot, not to its place. The reason: given
+# the context, states and words form a hidden Markov model, also when read
+# backwards, with the same words in each state. What *is* less uncertain at a later
+# mask is the choice of the state, given the path so far, because the mood is
 # settled by then. That is the chain rule, and it holds in any order of reading.
 #
 # ## How much there is to save on molecules
 #
-# Now real data. Molecules are written as strings, SMILES, whose symbols depend on
+# Now real data. Molecules are written as SMILES strings, whose symbols depend on
 # each other: a ring that opens must close, a branch must end. A masked language
 # model can be asked for the hidden symbols of a molecule *at once*, each by itself,
-# or *in turn*, each with the true symbols of those before it. By the chain rule of
-# {ref}`chap-multimodality` the difference, the **prize**, is what the hidden
-# symbols tell about each other, and all that links can win. Here it is for recorded
-# MLMs of 8,000 steps, one with the masks of the paper, and the mean of three with
-# masks that stand together:
+# or *in turn*, each given the true symbols before it. By the chain rule of
+# {ref}`chap-multimodality` the difference in bits, the **prize**, is what the
+# hidden symbols tell about each other, the most that links can win. Here it is for
+# recorded MLMs of 8,000 steps, one with the masks of the paper, and the mean of
+# three with masks in spans:
 
 # %% tags=["remove-input"]
 pilot = json.loads(Path("../book/results/links-pilot.json").read_text())
@@ -282,24 +282,23 @@ for name, seeds in (
 # Having bits to save is not enough: training has to find them. Two things may be in
 # the way.
 #
-# - Edges stay unused where a span is entered: one edge takes all the probability
-#   there, and the other states get no gradient. That is the lead of
-#   {ref}`chap-symmetric-start`. So the package's `SpanTransition` enters every span
-#   of masks in equal shares, and learns edges inside it only. Edges from one span
-#   to another are given up.
-# - At first $k$ states share the gradient of one, and each step of them costs
-#   more. So a masked language model is trained first, and then it *grows*: every
-#   mask splits into four states, after three of four layers. Whether that matters
-#   is undecided: trained from the start at the same cost, the model with edges
-#   inside spans ends 0.09 ± 0.29 bits higher. Its links win twice as much, and its
-#   single symbols are predicted that much worse.
+# - Where a span of masks is entered, one edge takes all the probability, and the
+#   other states get no gradient. That is the lead of {ref}`chap-symmetric-start`.
+#   So the package's `SpanTransition` enters every span in equal shares, and learns
+#   only the edges inside it. Edges from one span to another are given up.
+# - At first $k$ states share the gradient of one, and a step with them costs more.
+#   So a masked language model is trained first, and then it *grows*: every mask
+#   splits into four states, after three of four layers. Whether that matters is
+#   undecided: trained as an ExLM from the start at the same cost, the model with
+#   edges inside spans ends 0.09 ± 0.29 bits higher. Its links win twice as much,
+#   but it predicts single symbols worse by about as many bits.
 #
-# To see which part matters ({ref}`plan-links`), one MLM for each seed is trained
+# To see which part matters ({ref}`plan-links`), for each seed one MLM is trained
 # for 20,000 steps, and five models go on from it, each for the cost of 8,000 steps
 # of the MLM. Four of them have four states for each mask, and differ in the edges
-# between them. Both columns of bits are of one model: `each` sums the bits of its
-# single symbols, `together` is the sum over all paths, and *links win* the
-# difference:
+# between these states. For each model, `each` adds up the bits of the hidden
+# symbols one by one, `together` takes them together, by the sum over all paths, and
+# *links win* is the difference:
 
 # %% tags=["remove-input"]
 from exlm_lab.experiments.records import runs
@@ -341,20 +340,21 @@ _ = ax.legend(unique.values(), unique, fontsize=8)
 
 # %% [markdown]
 # States with equal edges end where the MLM does, or a little behind it. So does the
-# published transition matrix, which leaves all but one of them unused. Fixed chains
-# in spans save some bits, learned edges more, and ExLM ends below the MLM of equal
-# cost in every seed, by half a bit of ten on average ({numref}`fig-pays`). That is
-# a sixth of the prize, which is 2.8 bits after this longer training. Links win 0.7
-# bits, but 0.3 of them are lost again: a step of ExLM costs more, it got fewer of
-# them, and one by one its symbols are predicted worse. All five planned seeds are
-# done; {ref}`all-sweeps` has the verdicts. A {ref}`pilot <plan-changes>`, which
-# chose the settings, won as much after shorter training.
+# model with the published transition matrix, which leaves all but one state of each
+# mask unused. Fixed chains in spans save some bits, learned edges more: with these,
+# ExLM ends below the MLM of equal cost in every seed, by half a bit out of ten on
+# average ({numref}`fig-pays`). That is a sixth of the prize, which is 2.8 bits
+# after this longer training. Links win 0.7 bits, but 0.3 of them are lost again: a
+# step of ExLM costs more, so it got fewer of them, and it predicts single symbols
+# worse. All five planned seeds are done; {ref}`all-sweeps` has the verdicts. In the
+# {ref}`pilot <plan-changes>` that chose the settings, ExLM won as much after
+# shorter training.
 #
 # What does half a bit change? Let both models fill in 1,024 molecules, and count
-# those that a chemist's program, RDKit, can read, and those that are what they were
-# before symbols were hidden. *One pass* fills along the best path; *best of 16
-# paths* draws sixteen more in the same pass and keeps the filling that is most
-# probable over all paths. An MLM has nothing to choose from.
+# those that the chemistry library RDKit can read, and those that are restored
+# exactly. *One pass* fills along the best path; *best of 16 paths* draws sixteen
+# more in the same pass and keeps the filling that is most probable over all paths.
+# An MLM has no paths to choose from.
 
 # %% tags=["remove-input"]
 WAYS = {
@@ -406,13 +406,13 @@ recipe = [bits for rate, bits in one_run.items() if rate.endswith(": the recipe"
 assert len(recipe) == 2 and 0.4 < recipe[1] - recipe[0] < 0.5
 
 # %% [markdown]
-# In one pass more of ExLM's molecules can be read. What was hidden comes back a
-# little less often than with the MLM along the best path, and a little more often
-# with the best of 16, which no claim of the plan judges. Asked in turn both do
-# better, and the MLM best, but that takes a pass for every hidden symbol, about
-# eight.
+# In one pass more of ExLM's molecules can be read. Along the best path it restores
+# a molecule exactly a little less often than the MLM, with the best of 16 a little
+# more often; no claim of the plan judges this. Asked in turn both do better, and
+# the MLM best, but that takes a pass for every hidden symbol, about eight per
+# molecule.
 #
-# On a machine of your own the recipe `smiles-spans` does all of this within one
+# On your own machine the recipe `smiles-spans` trains an MLM and grows it in one
 # run, of about 15 minutes on an idle core. Measured once, with one seed, it ended
 # nearly half a bit below an MLM of equal cost.
 #
@@ -425,9 +425,8 @@ assert len(recipe) == 2 and 0.4 < recipe[1] - recipe[0] < 0.5
 #
 # ## Where it is not ahead
 #
-# On all other real data that we tried, an MLM of equal cost is ahead. Here are
-# models that were trained from the start with the masks of the paper, 15% one by
-# one:
+# With the masks of the paper, 15% one by one, an MLM of equal cost is ahead on all
+# real data that we tried. These models were trained from the start:
 
 # %% tags=["remove-input"]
 molecules, texts = (runs(name, results) for name in ("molecules", "ablations"))
@@ -454,20 +453,19 @@ assert 3.1 < novels["together_bits"]["mlm"] - novels["together_bits"]["exlm"] < 
 assert novels["clones_used"]["exlm"] > 3.5
 
 # %% [markdown]
-# On both, most paths use one and the same state of each mask, so the edges have
-# nothing to choose from: links win less than a hundredth of a bit per row. What
-# ExLM costs in addition is then lost. On English the MLM is half a bit ahead after
-# as many steps ({ref}`chap-symmetric-start`), and at equal cost it gets almost
-# twice as many; training was short there, so that makes a large difference. Where
-# English words are hidden in spans of three, a row of 48 tokens has a prize of 19
-# bits of 95. There a grown ExLM does use its edges: in the first of five
-# {ref}`planned <plan-links>` seeds it needs 3.2 bits less than the MLM of equal
-# cost.
+# On both, most paths use the same one state of each mask, so the edges have nothing
+# to choose from: links win less than a hundredth of a bit per row. ExLM's extra
+# cost is then lost. On English the MLM is half a bit ahead after as many steps
+# ({ref}`chap-symmetric-start`), and at equal cost it gets almost twice as many;
+# since training was short, that makes a large difference. Where English words are
+# hidden in spans of three, a row of 48 tokens has a prize of 19 bits of 95. There a
+# grown ExLM does use its edges: in the first of five {ref}`planned <plan-links>`
+# seeds it needs 3.2 bits less than the MLM of equal cost.
 #
-# So look at the prize first. Where hidden tokens tell about each other little, a
-# masked language model is the better choice. Where they tell about each other much,
-# ExLM can save a part of it in one pass, if its states have vectors of their own
-# and each of them is as likely as the others to begin a span.
+# So look at the prize first. Where hidden tokens tell little about each other, a
+# masked language model is the better choice. Where they tell much, ExLM can save a
+# part of the prize in one pass, if its states have vectors of their own and each of
+# them is as likely as the others to begin a span.
 #
 # ## Exercise: one state for each mask
 #
