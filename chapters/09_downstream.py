@@ -99,7 +99,7 @@ scale = chapter_scale()
 # The paper's tasks (MoleculeNet, {cite}`wu2018moleculenet`) ask what a laboratory
 # measured: is a molecule toxic, does it cross into the brain? The package has a
 # task of the same form that needs no download: three yes-no questions about the
-# molecules that come with RDKit, the chemists' library, which also answers them.
+# molecules that come with RDKit, a chemistry library that also answers them.
 
 # %% mystnb={"figure": {"caption": "Molecules for which the answer is yes. Yellow: the atoms that make it so. Below, the question and the string that the model reads.", "name": "fig-downstream-questions"}, "image": {"alt": "Three molecules with the atoms in yellow that answer the question, above the string of each."}} tags=["remove-input"]
 SHOWN = {
@@ -127,21 +127,21 @@ for name in ("train", "validation", "test"):
     print(f"{name:11} {len(getattr(splits, name).texts)} molecules")
 
 # %% [markdown]
-# Which molecules are in the test matters as much as the model. Chemists make
-# series of molecules that differ in a side chain; dealt out at random, most test
+# Which molecules are in the test set matters as much as the model. Chemists make
+# series of molecules that differ in a side chain, so in a random split most test
 # molecules have close relatives in the training set. A *scaffold split* prevents
-# that. The scaffold {cite}`bemis1996properties` is what is left of a molecule
-# when the side chains are cut off, and all molecules of one scaffold go to the
-# same part, the large groups to training. Here no test molecule has a scaffold
-# that was trained on; in a random split 82% do. Splitters differ in details, such
-# as whether stereo marks belong to the scaffold, so a score needs the hash of its
-# split beside it.
+# that. The scaffold {cite}`bemis1996properties` is what is left of a molecule when
+# the side chains are cut off, and all molecules of one scaffold go to the same
+# part, the large groups to training. Here no test molecule has a scaffold that was
+# trained on; in a random split 82% do. Implementations differ in details, such as
+# whether stereo marks belong to the scaffold, so report the hash of the split
+# beside a score.
 
 # %% [markdown]
 # ## The encoder without masks
 #
-# Pre-training is the command of the other chapters. This cell runs it briefly, on
-# the same molecules without their answers, and opens the run it leaves behind.
+# Pre-training is a command of the package. This cell runs it briefly, on the same
+# molecules without their answers, and loads the result.
 
 # %%
 folder = tempfile.TemporaryDirectory()
@@ -176,11 +176,11 @@ pad(train_rows[:2]).shape
 
 # %% [markdown]
 # Downstream nothing is masked. So there is nothing to expand, and most of what
-# makes an ExLM is left behind: the states, the transition matrix, the head over
-# the vocabulary. What stays is the encoder. One trace of the states remains in
-# the released code, and by default in ours: [BOS] and [EOS] are cloned $k$ times
-# in every row, so they are cloned here too. The answer is read from the first
-# clone of [BOS].
+# makes an ExLM is left behind: the states, the transition matrix, the head over the
+# vocabulary. Only the encoder stays. One trace of the states remains in the
+# released code, and by default in ours: [BOS] and [EOS] are cloned $k$ times in
+# every row, so they are cloned here too. The answer is read from the first clone of
+# [BOS].
 
 # %% mystnb={"figure": {"caption": "What the encoder of an ExLM with two states per mask reads for ethanol, CCO. The head sees the hidden state of the yellow token.", "name": "fig-downstream-row"}, "image": {"alt": "Seven tokens: two yellow and white [BOS], C, C, O, two [EOS]. An arrow leads from the first to the head with three logits."}} tags=["remove-input"]
 fig, ax = plt.subplots(figsize=(3.6, 1.1))
@@ -194,9 +194,9 @@ _ = ax.set(ylim=(-0.4, 1))
 # %% [markdown]
 # ## The classification head
 #
-# The paper shows no head; that of the released code, like BERT's, is two matrices.
-# From the hidden state $\mathbf{h}$ of the first token it computes one number for
-# each question, its *logit*:
+# The paper describes no head; that of the released code, like BERT's, has two
+# matrices. From the hidden state $\mathbf{h}$ of the first token it computes one
+# number for each question, its *logit*:
 #
 # $$
 # \mathbf{s} = W_2 \tanh(W_1 \mathbf{h} + \mathbf{b}_1) + \mathbf{b}_2
@@ -237,7 +237,7 @@ tuple(model(pad(train_rows[:8])).shape)
 # pre-training only in its numbers: a few passes over the data instead of a
 # hundred thousand steps, and a learning rate that rises for 6% of the steps and
 # then falls to 0. We train twice: from the pre-trained ExLM and, for comparison,
-# from the weights that an ExLM has before its first step.
+# from an untrained one.
 
 
 # %%
@@ -304,8 +304,8 @@ for name, pretrained in (
 # $$ (eq-roc-auc)
 #
 # where the bracket is 1 if the comparison holds, ½ at a tie, and 0 otherwise;
-# $R_+$ rows have the answer yes and $R_-$ the answer no. A coin gets ½, whatever
-# the share of yes.
+# $R_+$ rows have the answer yes and $R_-$ the answer no. A coin flip scores ½,
+# whatever the share of yes.
 
 
 # %%
@@ -322,7 +322,7 @@ print(f"five of six pairs: {roc_auc(five_R, answer_R):.3f}")
 # %% [markdown]
 # A score needs a simple baseline beside it. Ours is a logistic
 # regression on how often each symbol occurs in the string; it cannot know what is
-# linked to what.
+# bonded to what.
 
 # %%
 is_yes_RC = torch.from_numpy(splits.test.labels == 1)
@@ -352,16 +352,16 @@ _ = fig.legend(loc="outside lower center", fontsize=8, handletextpad=0.2)
 
 # %% [markdown]
 # On average both models are ahead of counting, and pre-training makes no visible
-# difference. That is no surprise: 200 steps teach little, and which symbols
-# belong together is what the task itself teaches. The run only shows that every
-# step from a checkpoint to a score works.
+# difference. That is no surprise: 200 steps teach little, and the task itself
+# teaches which symbols belong together. The run only shows that every step from a
+# checkpoint to a score works.
 #
 # ## The same thing in the package
 #
 # The package does this for any run and any of its tasks, with dropout, checkpoints
 # and several seeds, by the `Trainer` of transformers. It judges what you have
-# written: its head must give the same logits and loss, its loop learn as fast, and
-# its metric, that of scikit-learn, give the same areas.
+# written: its head must give the same logits and loss, its loop must learn as fast,
+# and its metric, scikit-learn's, must give the same areas.
 
 # %% mystnb={"code_prompt_show": "Checked: no test molecule has a scaffold of the training set, 82% in a random split; both models are above counting and less than 0.06 apart; the package's model, loss, loop and ROC-AUC give your numbers"} tags=["hide-cell", "check"]
 from exlm_lab.downstream.scaffolds import index_sha1, random_parts, scaffold, split
@@ -451,15 +451,16 @@ folder.cleanup()
 # (downstream-recorded)=
 # ## How much of a score is chance
 #
-# Longer runs than the one above were made once and recorded: an ExLM and an MLM,
-# pre-trained on equal data for 10,000 steps, up to an hour on one core, and then
-# fine-tuned with three seeds on three sets of MoleculeNet and two tasks of GLUE.
-# A seed decides the weights of the head and the order of the rows. Scores can
-# move by several points from seed to seed, so two models are compared seed by
-# seed: with $n$ differences of mean $\bar d$ and standard deviation $\sigma_d$,
-# the 95% interval is $\bar d \pm t_{n-1}\,\sigma_d / \sqrt{n}$, and for three
-# seeds Student's $t$ is 4.30. We count a difference only if its interval excludes
-# zero. Of the five between ExLM and MLM none does.
+# Longer runs than the one above were made once and recorded: on molecules and on
+# text, an ExLM and an MLM read the same data for 10,000 steps, up to an hour on one
+# core, and were then fine-tuned with three seeds on three sets of MoleculeNet and
+# two tasks of GLUE. Here a seed decides the weights of the head and the order of
+# the rows. Scores can move by several points from seed to seed, so two models are
+# compared seed by seed: with $n$ differences of mean $\bar d$ and standard
+# deviation $\sigma_d$, the 95% interval is
+# $\bar d \pm t_{n-1}\,\sigma_d / \sqrt{n}$, and for three seeds Student's $t$ is
+# 4.30. We count a difference only if its interval excludes zero. Of the five
+# between ExLM and MLM, none does.
 
 
 # %%
@@ -482,13 +483,13 @@ for name, found in record["tasks"].items():
 # ExLM is the better *method* depends on what another pre-training would have
 # given, and there the unit is the pre-training run. The lower half of
 # {numref}`fig-downstream-recorded` shows how much that matters: ExLM and MLM on a
-# small language, each pre-trained three times with equal data and steps and 38.7%
-# of the words masked (the scorecard of {ref}`chap-findings` has the runs with
+# small language, each pre-trained three times for equal steps on equal data, with
+# 38.7% of the words masked (the scorecard of {ref}`chap-findings` has the runs with
 # 15%). In two pairs they are about equal; in one ExLM is far ahead. The mean
 # difference is 8 points, and the interval, ±37, contains zero; a single
-# pre-training run could have led to either conclusion. The paper's seeds, three
-# or five, are of fine-tuning, and its tables print their mean or median without a
-# spread. What our longer studies decide, with up to ten pre-training runs per
+# pre-training run could have led to either conclusion. The paper's three or five
+# seeds are seeds of fine-tuning, and its tables print their mean or median without
+# a spread. What our longer studies decide, with up to ten pre-training runs per
 # model, is in {ref}`all-sweeps`.
 
 # %% mystnb={"figure": {"caption": "Above: ExLM minus MLM after fine-tuning with three seeds from one pre-training run each, with the 95% interval of the mean; grey diamonds are the differences the paper prints. Below: accuracy on toy-inference after three pre-training runs each; a line joins runs with the same seed; the dashed line, a third, is chance.", "name": "fig-downstream-recorded"}, "image": {"alt": "Above, all five intervals contain zero. Below, three lines from MLM to ExLM: two nearly level, one rises from chance to 70 percent."}} tags=["remove-input"]
@@ -525,10 +526,10 @@ for ax in (left, right):
     ax.tick_params(labelsize=9)
 
 # %% [markdown]
-# Three more things matter in a table of scores. **Settings are chosen.** For
-# Table 3 the paper searches a grid of up to 64 settings per task and reports the
-# development sets; if the settings were chosen on the same rows, the score is too
-# good, and Exercise 3 measures by how much. **Test molecules have been seen
+# Three more things matter in a table of scores. **Settings are chosen.** For Table
+# 3 the paper searches a grid of up to 64 settings per task and reports scores on
+# the development sets; if the settings were chosen on the same rows, the scores are
+# too good, and Exercise 3 measures by how much. **Test molecules have been seen
 # before.** Of BBBP's 204 test molecules 17 were in our pre-training data, without
 # their answers. **Tables have slips.** Tables 1 and 9 give different numbers of
 # molecules for three sets; the four scores of Vanilla MLM++ in Table 2 have the
@@ -640,10 +641,10 @@ assert judge_loss(masked_loss) == "right"
 
 
 # %% [markdown]
-# **2. Without the pairs.** A set like MUV has 93,000 molecules, too many to hold
+# **2. Without the pairs.** A set like MUV has 93,000 molecules, too many to store
 # all pairs. Compute the same area from the *ranks* of the scores, which `rankdata`
 # gives (the smallest has rank 1, ties share their mean rank). Hint: how many rows
-# lie below the yes of rank $r$, and how many of them are yes themselves?
+# lie below a yes of rank $r$, and how many of them are yes themselves?
 
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
