@@ -17,7 +17,7 @@
 # So this chapter asks of each claim of the paper whether it holds at this size,
 # how large the effect is, and how sure we are.
 #
-# **You will** write the rule that turns a handful of trainings into a verdict,
+# **You will** write the rule that turns a handful of training runs into a verdict,
 # read the scorecard that it gives, and look at the evidence behind its rows.
 #
 # **It takes** 40 minutes and a few seconds of one CPU core. Nothing is trained
@@ -82,17 +82,17 @@ RESULTS = Path("../book/results")
 # ## How a claim is judged
 #
 # A training run depends on a *seed*, which sets the initial weights, the order of
-# the rows and the masks. Two models with equal seeds see equal rows in equal order,
-# so they are compared seed by seed, and a claim is about the mean of those
-# differences. A t-test gives its 95% interval. Three verdicts are possible:
+# the rows and the masks. Two models with equal seeds see the same rows in the same
+# order, so they are compared seed by seed, and a claim is about the mean
+# difference. A t-test gives its 95% interval. Three verdicts are possible:
 #
 # - **for**: the interval lies on the claimed side of zero;
-# - **against**: it lies on the other side, or excludes every effect large enough
-#   to matter, a size that is named before the first run;
+# - **against**: it lies on the other side, or excludes every effect large enough to
+#   matter, by a size that is fixed before the first run;
 # - **undecided**: anything else.
 #
-# The first two add **too small to matter** if the whole interval, on whichever side
-# of zero, holds only effects below that size.
+# *For* and *against* are marked **too small to matter** if the whole interval holds
+# only effects below that size, in either direction.
 
 
 # %%
@@ -114,14 +114,14 @@ def verdict(differences, sign, smallest):
 # %% [markdown]
 # Twelve claims of the study are *primary*. They were chosen beforehand and are
 # judged together, more strictly (Holm's correction), so that the chance of one
-# false "for" among all of them is below 5%. Other rows come from sweeps that had no
-# plan; those are hints, however narrow the interval.
+# false "for" among all of them is below 5%. Rows from sweeps that had no plan are
+# hints, however narrow the interval.
 #
 # ## The scorecard
 #
 # Each row is one claim of the paper and the difference that judges it, with its 95%
-# interval. Of bits fewer are better, of points more. What each difference compares
-# is in {ref}`scorecard`.
+# interval. Fewer bits are better, and more points. {ref}`scorecard` says what each
+# difference compares.
 
 # %%
 scores = scorecard(RESULTS)
@@ -140,13 +140,13 @@ display(pd.DataFrame(card).T)
 # `town` ends above the best possible score. Seeds are few: two to five in the
 # sweeps, three to ten in the study. And a small language asks for little: scores on
 # GLUE, SQuAD and MoleculeNet need the paper's own sizes, which are recipes of
-# {ref}`chap-full-runs`. The rest of this chapter has the numbers behind the card.
+# {ref}`chap-full-runs`.
 #
 # Two terms are used throughout. Our **start-up aids** are the vector for each clone
 # and the fixed chains of {ref}`chap-symmetric-start`; ExLMs below have both unless
 # a sentence says otherwise. And what **links win** is a measured quantity: the bits
-# that the masked words of a row would cost one by one, by the paths' own
-# probabilities, less the bits that they cost together.
+# that the masked words of a row cost one by one, less the bits that they cost
+# together, both by the same model.
 #
 # ## Words that depend on each other
 #
@@ -164,27 +164,28 @@ ax.get_legend().remove()
 _ = fig.legend(loc="outside lower center", ncols=2, fontsize=8)
 
 # %% [markdown]
-# ExLM saves nearly everything that the words share. States without edges cannot
-# say which of them belong together; the CTC has one fixed route through them. Both
-# stay where an MLM is. So does an MLM trained at ExLM's cost, 2.6 times
-# as many steps here, because no amount of training takes it below its floor. In
-# this language the gain comes from the learned edges, not from the states and not
-# from the additional computation.
+# ExLM saves nearly everything that the words share. States without edges cannot say
+# which of them belong together; CTC has one fixed route through them. Both stay
+# where an MLM is. So does an MLM trained at ExLM's cost, here for 2.6 times as many
+# steps, because no amount of training takes it below its floor. In this language
+# the gain comes from the learned edges, not from the states and not from the
+# additional computation.
 #
-# Where 2 or 4 bits are shared, nine of ten runs save all but 0.05 of them, and
-# one stops half a bit or one bit short. Where 8 are shared, three runs save 6:
-# they give each of the four possible fillings about 1/16 instead of 1/4, and
-# further training does not correct it. A t-interval takes such runs for one bell
-# curve and reaches beyond the best possible score; the tables end it there.
+# Where 2 or 4 bits are shared, nine of ten runs save all but 0.05 of them, and one
+# stops half a bit (of 2) or one bit (of 4) short. Where 8 are shared, three runs
+# save 6: they give each of the four possible fillings about 1/16 instead of 1/4,
+# and further training does not correct it. A t-interval treats such runs as one
+# bell curve and reaches beyond the best possible score; the tables cut it off
+# there.
 #
 # ## More masks than in training, and edges inside a mask
 #
-# With one coordinate, the states of a mask push every later word to the right. With
-# two, a word keeps its place. So a model with one coordinate should suffer when a
-# row has more masks than any it was trained on. ExLM has no clone vectors here, so
-# that positions alone tell clones apart; the last two rows are a control that has
-# them. Here 30% of the words were masked
-# in training, and 90% in the second column.
+# With one position coordinate, the states of a mask push every later word to the
+# right. With two, a word keeps its place. So a model with one coordinate should
+# suffer when a row has more masks than any it was trained on. ExLM has no clone
+# vectors here, so that positions alone tell clones apart; the last two rows are a
+# control that has them. In training 30% of the words were masked; the second column
+# masks 90%.
 
 # %% tags=["remove-input"]
 POSITIONS = {
@@ -204,9 +205,9 @@ display(pd.DataFrame(positions).T)
 
 # %% [markdown]
 # At the trained share the two hardly differ. With three times as many masks, 1D
-# positions cost more than 20 bits per row, with or without clone vectors. This is
-# what the second coordinate does: it makes the number of masks invisible to the
-# positions of the words around them.
+# positions cost over 20 bits more per row, with or without clone vectors. With the
+# second coordinate, the positions of the other words do not depend on the number of
+# masks.
 #
 # The paper's graph also has edges *inside* a mask, so that one mask can emit two
 # words and its neighbour none. In a language made for such edges (two words, three
@@ -266,11 +267,11 @@ for kind in ("", "-paper"):
 # %% [markdown]
 # ## Words that hardly depend on each other
 #
-# `town` is a language of longer sentences with 15% of the words masked, as in
-# BERT. The three or so masked words share 0.02 bits, next to nothing (all
-# eleven that depend on each other would share 12, {ref}`chap-multimodality`),
-# so what is left to learn is what every word means by itself. On English
-# nobody knows how much the masked words share. A step of ExLM costs more in both.
+# `town` is a language of longer sentences; 15% of the words are masked, as in BERT.
+# The three or so masked words share 0.02 bits, next to nothing (all eleven that
+# depend on each other would share 12, {ref}`chap-multimodality`), so what is left
+# to learn is each word by itself. On English nobody knows how much the masked words
+# share. In both, a step of ExLM costs more.
 
 # %% tags=["remove-input"]
 ablations = runs("ablations", RESULTS)
@@ -290,24 +291,25 @@ for name, label in (
 display(pd.DataFrame(rows).T)
 
 # %% [markdown]
-# Both times the MLM of equal cost is ahead in every seed. Three seeds of a
-# sweep without a plan are a hint, no more: in `town` the interval
-# nearly reaches zero. These are short trainings of models with two layers: the
-# MLMs are still learning words, which is when additional steps help most. In one
-# English run of 10,000 steps, ExLM ended ahead of an MLM of equal steps
-# ({ref}`downstream-small`). Whether it would also end ahead at equal cost
-# is not known, and it decides whether ExLM is worth its cost on text.
+# In both, the MLM of equal cost is ahead in every seed. Three seeds of a sweep
+# without a plan are a hint, no more: in `town` the interval nearly reaches zero.
+# These are short runs of models with two layers: the MLMs are still learning words,
+# which is when additional steps help most. In one English run of 10,000 steps, ExLM
+# ended ahead of an MLM of equal steps ({ref}`downstream-small`). Whether it would
+# also end ahead at equal cost is not known, and that decides whether ExLM is worth
+# its cost on text.
 #
 # ## Molecules with the paper's masks
 #
 # Molecules (SMILES) are the paper's main field, and their symbols do depend on each
 # other: a ring is written as two equal digits, a branch as a pair of brackets. If
-# both digits of a ring are masked, an MLM fills in each by itself, and ExLM could
-# choose them together. Models of four layers saw 96,000 molecules of ChEMBL and
-# PubChem, the MLM of equal cost a third more. The columns are measured on held-out
-# molecules: bits for both digits of a ring, what links win there, the number of
-# states per mask that paths use (of two), and the share of variance in five
-# structural quantities that ridge regression reads from the frozen states.
+# both digits of a ring are masked, an MLM fills in each by itself, whereas ExLM
+# could choose them together. Models of four layers saw 96,000 molecules of ChEMBL
+# and PubChem; the MLM of equal cost saw a third more. The columns are measured on
+# held-out molecules: bits for both digits of a ring, what links win there, the
+# number of states per mask that paths use (of two), and the share of the variance
+# of five structural quantities that ridge regression explains from the frozen
+# states.
 
 # %% tags=["remove-input"]
 molecules = runs("molecules", RESULTS)
@@ -337,36 +339,36 @@ display(pd.DataFrame(rows).T)
 # The paths of every ExLM use one state per mask, and links win nothing. Once the
 # fixed chains have faded out the other states are idle, and they still cost
 # computation: at equal cost the MLM needs fewer bits for both digits in all five
-# seeds. At equal steps, which is how Table 1 compares, the rings are undecided;
-# and what can be read from the frozen states does not distinguish ExLM from
-# either MLM. This is not the symmetric start, in which all states are alike and
-# in use, but a collapse onto one of them ({ref}`chap-reading` has its cause, and
-# a remedy). Fixed chains for half of the steps did not prevent it in the one run
-# that tried ({ref}`plan`, *Changes*).
+# seeds. At equal steps, as in Table 1, the comparison on rings is undecided; and
+# what can be read from the frozen states does not distinguish ExLM from either MLM.
+# This is not the symmetric start, in which all states are alike and in use, but a
+# collapse onto one of them ({ref}`chap-reading` has its cause, and a remedy). Fixed
+# chains for half of the steps did not prevent it in the one run that tried
+# ({ref}`plan`, *Changes*).
 #
 # In the last row, states without edges are ahead of an MLM of equal steps in every
 # seed, by 0.23 bits, and about even with the one that costs as
 # much as ExLM. No plan asked for this comparison. Three quarters of the difference
-# are there as well where the two digits belong to different rings, and on ends of
-# branches and aromatic atoms the interval includes zero. So most of it is not
-# about dependence, and it is a hint.
+# remain where the two digits belong to different rings, and on ends of branches and
+# aromatic atoms the interval includes zero. So most of the difference is not about
+# dependence, and all of it is a hint.
 #
 # (links-on-real-data)=
 # ## Molecules with hidden spans
 #
-# With the paper's masks the hidden symbols of a molecule tell about each other a
-# third of a bit; hidden in spans of three it is 2.8 bits ({ref}`chap-reading`).
-# There an ExLM that *grows* out of an MLM, with links inside spans only and clone
-# vectors as its one aid, needs half a bit of ten less than an MLM of equal cost, in
-# five {ref}`planned <plan-links>` seeds. Of a hundred molecules that it fills in in
-# one pass, taking the likeliest of 16 paths, seven more can be read; filled in by
-# drawing a single path, hardly more (undecided). Learned links within spans beat
-# the same states without links, fixed chains, and the published transition matrix.
-# Whether states without links are worse than an MLM is undecided: their interval
-# leaves out zero, but not when corrected for nine claims. And growing, which we
-# thought necessary, is not shown to help: trained from the start at equal cost,
-# ExLM ends lower in two seeds and higher in three. On English novels it is 3.2 bits
-# of 95 ahead of the MLM in the one seed of five that is there. These are the
+# With the paper's masks, the prize on molecules is a third of a bit; with spans of
+# three hidden it is 2.8 bits ({ref}`chap-reading`). There an ExLM that *grows* out
+# of an MLM, with links inside spans only and clone vectors as its one aid, needs
+# half a bit less than the ten of an MLM of equal cost, in five
+# {ref}`planned <plan-links>` seeds. Of a hundred molecules that it fills in in one
+# pass, seven more can be read if the likeliest of 16 paths is taken; if a single
+# path is drawn, hardly more (undecided). Learned links within spans beat the same
+# states without links, fixed chains, and the published transition matrix. Whether
+# states without links are worse than an MLM is undecided: the interval excludes
+# zero, but not when corrected for nine claims. And growing, which we thought
+# necessary, is not shown to help: trained from the start at equal cost, ExLM ends
+# lower in two seeds and higher in three. On English novels the grown ExLM is 3.2
+# bits of 95 ahead of the MLM in the one seed of five that is done. These are the
 # primary claims on molecules:
 
 # %% tags=["nbval-ignore-output"]
@@ -387,10 +389,10 @@ display(pd.DataFrame(of_spans).T)
 # ## Late expansion
 #
 # Rows may be expanded after some of the layers ({ref}`chap-longer-rows`), which
-# makes a step cheaper: of eight layers of width 384 it costs 1.8 times a step of
-# an MLM if it expands before the first, 1.4 after half of them, 1.25 after three
-# quarters ({ref}`plan`, *Depth*). Models of four layers show what that costs in
-# bits:
+# makes a step cheaper: with eight layers of width 384 it costs 1.8 times a step of
+# an MLM if rows expand before the first layer, 1.4 times after half of the layers,
+# 1.25 times after three quarters ({ref}`plan`, *Depth*). Models of four layers show
+# what that costs in bits:
 
 # %% tags=["remove-input"]
 depth = runs("depth", RESULTS)
@@ -420,18 +422,18 @@ display(pd.DataFrame(columns, index=models))
 # Where five words share 4 bits, one run of nine stops a bit short, and the others
 # end within 0.05 bits of the best possible 6, wherever they expand. On English
 # and on molecules no difference between the depths exceeds the spread of the
-# seeds. There links win nothing, and the MLM of equal cost (on English that of
-# the latest expansion, on molecules of the earliest) is ahead in every seed, on
-# English by more than a bit per word: in such short trainings 50% more steps make
-# a large difference.
+# seeds. There links win nothing, and the MLM of equal cost (equal to the latest
+# expansion on English, to the earliest on molecules) is ahead in every seed, on
+# English by more than a bit per word: in such short training 50% more steps make a
+# large difference.
 #
 # (without-help)=
 # ## ExLM without start-up aids
 #
 # As long as the states of a mask are alike, ExLM is an MLM, and it is slow to
 # leave that point ({ref}`chap-symmetric-start`). The paper says that clones are
-# "difficult to distinguish" and gives each a second coordinate for it (§4.2). All
-# models below have 2D RoPE, and at this size it does not separate the clones.
+# "difficult to distinguish" and therefore gives each a second coordinate (§4.2).
+# All models below have 2D RoPE, and at this size it does not separate the clones.
 
 # %% tags=["remove-input"]
 saddle = runs("saddle", RESULTS)
@@ -460,10 +462,10 @@ display(pd.DataFrame(ends).T)
 # With both aids every run on `pairs` and `fours` reaches the best possible score;
 # without them no run leaves the floor of an MLM. In `town` and on English both
 # together are best in every seed. The recipes at the paper's size leave them off,
-# as the paper does. If the paper's models left the start without them, something
-# about their size helped, and a larger batch is the candidate. The experiment
-# *escape* ({ref}`plan`) asks this on English, with the paper's dropout and spread
-# of initial weights:
+# as the paper does. If the paper's models left the symmetric start without them,
+# something about their size helped, and a larger batch is the candidate. The
+# experiment *escape* ({ref}`plan`) asks this on English, with the paper's dropout
+# and spread of initial weights:
 
 # %%
 rows = {
@@ -477,15 +479,15 @@ rows = {
 display(pd.DataFrame(rows).T)
 
 # %% [markdown]
-# With a batch of 512, eight times as much text as with 64, ExLM with both aids
-# ends below four bits per word, and without them still above seven. A batch of
-# 1,024 gets a quarter of a bit further than one of 64, as the plan claims, if not
-# by the 0.3 that it calls large enough; but it read sixteen times as much text
-# and also stays above seven bits. So at this size neither a larger batch nor
-# twice the width does what the aids do. In no run do links win a tenth of a bit
-# per row, and at large batches the clones of a mask predict nearly the same
-# words: with the aids ExLM becomes about as good as an MLM, not better, at a
-# batch of 64; with 512 no MLM was trained.
+# With a batch of 512, which reads eight times as much text as 64, ExLM with both
+# aids ends below four bits per word; without them it stays above seven. Without
+# aids, a batch of 1,024 gets a quarter of a bit further than one of 64, as the plan
+# claims, if not by the 0.3 that it calls large enough; but it reads sixteen times
+# as much text and also stays above seven bits. So at this size neither a larger
+# batch nor twice the width does what the aids do. In no run do links win a tenth of
+# a bit per row, and at large batches the clones of a mask predict nearly the same
+# words. At a batch of 64, the aids make ExLM about as good as an MLM, not better;
+# with 512 no MLM was trained.
 
 # %% mystnb={"code_prompt_show": "Checked: MLM of equal cost is ahead in town, on English and on rings in every seed; where states are idle, and where states without edges are ahead; late expansion; where each cell with and without aids ends"} tags=["hide-cell", "check"]
 for cell, metric in (("toy", "excess_bits"), ("english", "bits_per_mask")):
@@ -574,10 +576,9 @@ assert exlm.query("`train.batch_size` > 64")["specialisation_bits"].max() < 0.05
 #
 # Repeated MLM ({ref}`chap-repeated`) writes each word $k$ times and masks a share
 # $p$ of the copies, so that $p^k$ of the words are lost altogether. The paper's
-# fourteen cells vary either at a fixed value of the other. In its Figures 3 and 5
-# accuracy falls and entropy rises with the lost share. With $p$ alone both change
-# less, and entropy in the other direction: at 15% lost, from 2.78 bits down to
-# 1.76.
+# fourteen cells vary the lost share at fixed $p$ and $p$ at a fixed lost share. In
+# its Figures 3 and 5 accuracy falls and entropy rises with the lost share. With $p$
+# alone both change less, and entropy falls: at 15% lost, from 2.78 bits to 1.76.
 
 # %% mystnb={"figure": {"caption": "Repeated MLM in town, three seeds per cell, one line per mask ratio. Above: entropy of the predictions for lost words, with the exact entropy of the language (dashed). Below: hidden variables that a probe reads from the states.", "name": "fig-lost-share"}, "image": {"alt": "The entropy rises with the lost share and changes little with the mask ratio. A probe reads between 56 and 82 percent of the hidden variables; most where 15 to 39 percent are lost."}} tags=["remove-input"]
 repeated = runs("repeated-mlm", RESULTS)
@@ -610,8 +611,9 @@ draw_optimum(axes[0], grid(of_toy, "optimum_entropy_bits").mean())
 # interval excludes zero. For the probe (below) three seeds decide nothing, and the
 # comparison is not quite fair: after as many steps, a model that reads every word
 # eight times is simply further behind. So the study stops each run when it is *as
-# good as the others*, when it misses 60% of what the visible words tell about the
-# hidden ones, and fits a plane over the lost share and $p$ in each of ten seeds:
+# good as the others*, that is, still misses 60% of what the visible words tell
+# about the hidden ones. It then fits a plane over the lost share and $p$ in each of
+# ten seeds:
 
 # %%
 slopes = {
@@ -628,8 +630,8 @@ display(pd.DataFrame(slopes).T)
 # first finding also holds at equal competence: the missing words do the damage,
 # not the [MASK] tokens.
 #
-# The same fourteen cells on molecules, where ridge regression reads structure from
-# the frozen states, in place of a fine-tuned score:
+# Here are the same fourteen cells on molecules. In place of a fine-tuned score,
+# ridge regression reads structure from the frozen states:
 
 
 # %% mystnb={"figure": {"caption": "Repeated MLM on molecules, mean of three seeds with its 95% interval, one line per mask ratio. Above: entropy of the predictions for lost symbols. Below: explained variance of five structural quantities.", "name": "fig-lost-share-molecules"}, "image": {"alt": "The entropy rises with the lost share by one and a half bits. The structure read is highest where 15 to 39 percent are lost and lower on either side."}} tags=["remove-input"]
@@ -643,18 +645,18 @@ _ = draw_entropy_and_reading(
 )
 
 # %% [markdown]
-# Fitted to this figure, the entropy rises by one and a half bits from no symbol
-# lost to all, and by a tenth of that from no copy masked to all. So on molecules,
-# too, uncertainty follows what is lost. Structure is read best where 15% to 39%
-# is lost, and less well on either side, as the paper's accuracy rises and falls
-# (§3.2). Three seeds do not say whether the loss or the masks make it fall: the
-# slope along $p$ changes its sign from seed to seed.
+# By a plane fitted to this figure, the entropy rises by one and a half bits from no
+# symbol lost to all, and by a tenth of that from no copy masked to all. So on
+# molecules, too, uncertainty follows what is lost. Structure is read best where 15%
+# to 39% is lost, and less well on either side, as the paper's accuracy rises and
+# falls (§3.2). Three seeds do not say whether the loss or the masks make it fall:
+# the slope along $p$ changes its sign from seed to seed.
 #
 # ## Scores after fine-tuning
 #
-# The paper's own measure is the score of a fine-tuned model. Fine-tuning a model
-# this small either learns the task or stays at chance, and equal models with
-# different seeds do both.
+# The paper's own measure is the score of a fine-tuned model. A model this small
+# either learns the task or stays at chance, and the same model does both with
+# different seeds.
 
 # %%
 accuracy = {
@@ -676,10 +678,10 @@ print(f"the paper's gain of ExLM over MLM: {gain:.1f} points")
 # ## Bits, and what a model can be used for
 #
 # Nobody trains a model for its bits. Do they predict what it is good for? In
-# {numref}`fig-bits-and-use` each dot is a training with 15% masked, of all
-# the kinds above: on molecules against the structure read from frozen states, on
-# English against the accuracy after fine-tuning, in `town` against the latent
-# variables that a probe reads.
+# {numref}`fig-bits-and-use` each dot is a training run with 15% masked, of all the
+# kinds above: bits against the structure read from frozen states on molecules, the
+# accuracy after fine-tuning on English, and the hidden variables that a probe reads
+# in `town`.
 
 # %% mystnb={"figure": {"caption": "What a training is good for against its bits; lower bits to the left. Blue: MLM; red: ExLM and its variants. Titles: rank correlation with its 95% interval (bootstrap over trainings).", "name": "fig-bits-and-use"}, "image": {"alt": "Three clouds of dots. Only in the small language town do fewer bits go with more hidden variables read."}} tags=["remove-input"]
 from scipy.stats import spearmanr
@@ -712,10 +714,10 @@ for ax, (place, (table, use, label)) in zip(axes, PLACES.items(), strict=True):
 
 # %% [markdown]
 # In `town` fewer bits do go with hidden variables that are easier to read. On
-# English they say nothing about accuracy: the three trainings of fewest bits, the
-# MLM of equal cost, are not ahead. On molecules the interval includes zero. So bits
-# measure what a model knows of the task it was trained on; at this size, outside of
-# a small language, they do not show what else it is good for.
+# English they say nothing about accuracy: the three runs with the fewest bits,
+# those of the MLM of equal cost, are not ahead. On molecules the interval includes
+# zero. So bits measure what a model knows of the task it was trained on; at this
+# size, outside a small language, they do not show what else it is good for.
 
 # %% mystnb={"code_prompt_show": "Checked: the slopes of the entropy and where structure is read best, in every seed; the sizes and ranks printed in the paper's Figures 3 and 5; the correlations; the MLM of equal cost has the fewest bits on English and not the best accuracy"} tags=["hide-cell", "check"]
 from exlm_lab.experiments.correlations import STATISTICS, lost_share
@@ -774,7 +776,7 @@ assert paid["downstream"].max() < others["downstream"].max() - 5
 #   short trainings: a hint from three seeds. Late expansion makes a step cheaper,
 #   but does not change that.
 # - On molecules with the paper's masks the edges stay unused and an MLM of equal
-#   cost is ahead; the hidden symbols tell about each other little. With spans
+#   cost is ahead; the hidden symbols tell little about each other. With spans
 #   hidden, a grown ExLM is half a bit of ten ahead at equal cost, and more of the
 #   molecules that it fills in in one pass can be read, if the likeliest of 16 paths
 #   is taken. Which edges it has is shown to matter; that it grows is not.
@@ -837,8 +839,8 @@ f"about one order in {round(1 / how_often(mnli, of['rank-share']), -1):.0f}"
 
 # %% [markdown]
 # (seeds-needed)=
-# **2. Seeds.** How many decide a difference of half a point, the paper's for 2D
-# RoPE, if seeds scatter by one point? What if by two?
+# **2. Seeds.** How many seeds decide a difference of half a point, the paper's for
+# 2D RoPE, if they scatter by one point? And by two?
 
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
