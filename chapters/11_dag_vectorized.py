@@ -153,13 +153,13 @@ def by_rows(log_P_BML, log_E_BLL, num_targets_B, num_states_B, log_sum=guarded):
 # corner. That suffices: padding lies behind the sentence, and the recursion never
 # looks ahead.
 #
-# The judges are enumeration, the three loops, and the package's `vectorized`, on
-# random graphs with all edges and with half of them, sentences of different
-# length in one batch, and sentences without a path.
+# We compare with enumeration, the three loops, and the package's `vectorized`, on
+# random graphs with all edges and with half of them, sentences of different length
+# in one batch, and sentences without a path.
 #
-# The package goes one step further. Whatever the padding holds, even `nan`, it
-# does not read it. Our short version would send `nan` back, because it multiplies
-# what it does not use by zero.
+# The package goes one step further: it never reads the padding, even if that holds
+# `nan`. Our short version would send `nan` back, because it multiplies what it does
+# not use by zero.
 
 
 # %% mystnb={"code_prompt_show": "Checked: values and gradients equal enumeration, the three loops and the package's vectorized, on 20 ragged batches a seed; the package never reads the padding, even where it holds nan"} tags=["hide-cell", "check"]
@@ -220,7 +220,7 @@ assert value_and_gradients(by_rows, *torn)[1].isnan().any()
 # it: 20 targets, 80 states, edges and words about equally likely (`made_graph` is
 # what the benchmarks of the package use). A row of the picture is one operation,
 # and only rows have to wait for each other. Colours compare the states of one
-# row; from row to row $\log f$ falls by about nine nats, which a word costs here.
+# row; from row to row $\log f$ falls by about nine nats, the cost of a word here.
 
 # %% mystnb={"figure": {"caption": "log f of an untrained model, filled row by row from the top, relative to the largest number of the row. White: no prefix ends there. Dashed: the cone, outside which nothing belongs to a whole path.", "name": "fig-vec-table"}, "image": {"alt": "A table of 20 targets and 80 states. Its lower left corner is white. In every row the largest numbers stand at the far right, outside the dashed cone."}} tags=["remove-input"]
 graph_20 = made_graph(Shape(1, 20, 80), False, cpu, torch.float64)
@@ -305,7 +305,7 @@ assert verdicts == [(True, False), (False, False), (True, False), (True, True)]
 # ## The backward pass as a walk
 #
 # Autograd would go back through every one of those operations. But the gradients
-# are posteriors ({ref}`chap-dag-naive`), and posteriors can be had without
+# are posteriors ({ref}`chap-dag-naive`), and posteriors can be computed without
 # autograd.
 #
 # Run the recursion from the end, which gives $\beta$ of Appendix I.1. Suppose a
@@ -360,9 +360,9 @@ def walk(log_P_BML, log_E_BLL):
 # nowhere stays zero.
 #
 # {numref}`fig-vec-posterior` is the walk through the graph of
-# {numref}`fig-vec-table`. In the latter the prefixes gather at the far right,
-# where a walk with even transitions soon ends up. The paths that spell all words
-# are elsewhere; remember this for the last section.
+# {numref}`fig-vec-table`. There the prefixes gathered at the far right, where a
+# walk with even transitions soon ends up. The paths that spell all words run
+# elsewhere; remember this for the last section.
 
 # %% mystnb={"figure": {"caption": "State posteriors of the same graph. White: less than one in a million.", "name": "fig-vec-posterior"}, "image": {"alt": "The posterior lies in a band along the diagonal, inside the dashed cone, far left of the largest prefixes."}} tags=["remove-input"]
 state_ML = walk(*graph_20[:2])[0][0]
@@ -382,8 +382,8 @@ draw_table(ax, shown_ML, "log₁₀ posterior", cmap="Blues", vmin=-6, vmax=0)
 #
 # Appendix I.4 says that the programme takes little memory, and gives numbers. That
 # would not hold if autograd kept all it needs for the backward pass. PyTorch can
-# tell how much that is: `saved_tensors_hooks` is called for every tensor kept for
-# the backward pass. We count the memory behind them, each piece once.
+# tell how much that is: `saved_tensors_hooks` is called for every tensor kept. We
+# count the memory behind these tensors, each piece once.
 
 
 # %%
@@ -533,9 +533,9 @@ assert whole_row == 749 and 5.9 < (whole_row / L) ** 2 < 6
 #
 # Appendix H promises $\mathcal{O}(M L^2)$ work; §4.3 and Appendix I.3 promise
 # $\mathcal{O}(M)$ time. They count different things: the numbers that have to be
-# computed, and the operations that have to wait for each other. We count both:
-# PyTorch passes every operation through a dispatcher, where a mode can listen, in
-# both passes.
+# computed, and the operations that have to wait for each other. We count both,
+# forward and backward: PyTorch passes every operation through a dispatcher, where a
+# mode can listen.
 #
 # The number of operations depends on $M$ alone, and exactly linearly:
 # each further target adds the same number of them. Neither $L$ nor the size of
@@ -606,8 +606,8 @@ _ = ax.set(xlabel="targets M, with L = 4M states", ylabel="count")
 
 # %% [markdown]
 # Of the $L^2$ terms of a target only $L(L - 1)/2$ have an edge. A dense operation
-# computes the others too, all of them $-\infty$, which costs a factor of two, and
-# nearly another one outside the cone. So both claims hold, but $\mathcal{O}(M)$
+# computes the others too, all of them $-\infty$, which costs a factor of two; terms
+# outside the cone cost nearly another. So both claims hold, but $\mathcal{O}(M)$
 # time needs a machine wide enough to compute $B L^2$ terms at once.
 #
 # ## How long it takes
@@ -689,14 +689,14 @@ assert np.spacing(np.float32(-log_f)) == 2.0 ** (10 - 23)  # between 1024 and 20
 
 # %% [markdown]
 # So the error has to grow with the number of targets. {numref}`fig-vec-digits`
-# judges float32 gradients by `vectorized` in float64 on the same numbers.
-# Autograd through the rows of `by_rows` is the worst, because it takes
+# compares float32 gradients with those of `vectorized` in float64 on the same
+# numbers. Autograd through the rows of `by_rows` is the worst, because it takes
 # differences of large logarithms. The walk of `vectorized` compares only
 # neighbours. But its $\beta$ is a large logarithm too, and it loses digits in the
-# same way: with 128 targets about one part in 100,000, autograd several times as
-# much. These are graphs of an untrained model, where very many paths count. Where
-# one path stands out in each sentence, as after training, posteriors are near 0
-# and 1, and the error is below a tenth of that.
+# same way: with 128 targets the error is about one part in 100,000, that of
+# autograd several times as much. These are graphs of an untrained model, where very
+# many paths count. Where one path stands out in each sentence, as after training,
+# posteriors are near 0 and 1, and the error of the walk is below a tenth of that.
 #
 # ## Rescaled probabilities
 #
@@ -734,9 +734,9 @@ def by_rescaled_rows(P_BML, E_BLL):
 # %% [markdown]
 # The gradients need no autograd either. Take $\alpha$ as a matrix with a row for
 # each target, and beside it $\mathbf{G}$ with the entries
-# $\mathbf{P}_u(y_{i+1})\,\beta_{i+1,u}$, each row in units of its own. The
-# expected uses of an edge are a sum over targets of products of a part that
-# depends on $v$ and a part that depends on $u$, which is again a matrix product:
+# $\mathbf{P}_u(y_{i+1})\,\beta_{i+1,u}$, each row in units of its own. The expected
+# uses of an edge are a sum over targets, each term a factor that depends on $v$
+# times one that depends on $u$, which is again a matrix product:
 #
 # $$
 # \xi = \mathbf{E} \odot \big(\alpha^{\top}\, \mathbf{W}\, \mathbf{G}\big).
@@ -833,12 +833,12 @@ _ = ax.set(xlabel="targets M", ylabel="relative error", ylim=(1e-8, 1e-3))
 # ## Underflow
 #
 # Each row is divided by its largest entry, so nothing can overflow. But an entry
-# can underflow. One scale serves a whole row. An entry that is smaller than the
-# largest by more than the range of the format, $10^{-45}$ for float32, becomes
-# zero. That would not matter if small entries were unimportant. But
-# {numref}`fig-vec-table` showed where the large entries stand: at the far right,
-# in states that can no longer reach the end with so many words left. The entries
-# that matter may be arbitrarily far below.
+# can underflow: one scale serves a whole row, and an entry smaller than the largest
+# by more than the range of the format, $10^{-45}$ for float32, becomes zero. That
+# would not matter if small entries were unimportant. But {numref}`fig-vec-table`
+# showed where the large entries stand: at the far right, in states that can no
+# longer reach the end with so many words left. The entries that matter may be
+# arbitrarily far below.
 
 # %% tags=["remove-input"]
 outcome = {}
@@ -890,21 +890,20 @@ _ = ax.set(xlim=(i - 4, 2 * M + 2))
 # %% [markdown]
 # The package has three answers.
 #
-# 1. *Range.* The sums are float64, which ends at $10^{-308}$.
-# 2. *Cone.* States where no path can be are left out before the scale is taken.
-#    Then nothing useless sets the scale, and there is less work.
-# 3. *Proof.* The two are not enough for every graph. So `scaled` adds a number
-#    near the smallest there is to every entry that a path may use: then an entry
+# 1. *Range.* The sums are float64, which reaches down to $10^{-308}$.
+# 2. *Cone.* States that no path can visit are left out before the scale is taken.
+#    Then they cannot set it, and there is less work.
+# 3. *Proof.* These two are not enough for every graph. So to every entry that a
+#    path may use `scaled` adds a number near the smallest there is: then an entry
 #    can be too large, but never too small. Afterwards it bounds what all these
-#    additions can have contributed to the likelihood. If that is below $2^{-40}$
-#    of the likelihood, the result is exact to that many digits. If not, this one
-#    sentence is computed again in log space. So underflow can cost time, but not
-#    the result.
+#    additions can have contributed to the likelihood. If that is below $2^{-40}$ of
+#    the likelihood, the result is exact to that fraction. If not, this one sentence
+#    is computed again in log space. So underflow can cost time, but not the result.
 #
-# With these, the sentences that went wrong above come out right. Here is one that
-# needs the third answer: a state inside the cone that no edge leaves says one
-# target $e^{800}$ times better than all others. It sets the scale and leads
-# nowhere. In a batch of three the package has to be sure of the two other
+# With these, the sentences that went wrong above come out right. The check has one
+# that needs the third answer: a state inside the cone that no edge leaves gives one
+# target $e^{800}$ times the probability that any other does. It sets the scale and
+# leads nowhere. In a batch of three the package has to be sure of the two other
 # sentences, but not of this one.
 
 # %% mystnb={"code_prompt_show": "Checked: operations are linear in M, numbers computed grow with M and with the square of L; the recorded times; errors of scaled stay below 1e-6 whatever the length; what float32 loses holds 99% of the posterior; the package is right on all of these and knows which sentence its sweeps are not sure of"} tags=["hide-cell", "check"]
@@ -1026,7 +1025,7 @@ assert rescaling.TOLERANCE == 2.0**-40
 # ## Exercises
 #
 # **1. The best path.** Put `torch.amax` in place of the log-sum-exp in
-# `by_rows`. Say first what its value and its gradient will be; then use it to write
+# `by_rows`. First predict its value and its gradient; then use it to write
 # `best_path`, which returns the states (B, M) of the likeliest paths and their
 # log-scores (B,).
 
@@ -1074,8 +1073,8 @@ assert judge_best_path(best_path) == "right"
 # $\mathbf{E}_{v,u}\mathbf{P}_u(y_i)$. Then $f_{M,L}$ is $\mathbf{P}_1(y_1)$ times
 # an entry of the product $\mathbf{T}_2 \mathbf{T}_3 \cdots \mathbf{T}_M$.
 # Products can be bracketed in any way: multiply neighbours in pairs, then the
-# results in pairs, and so on. Write that down. How many steps have to wait for
-# each other for 33 targets, and why does nobody do it?
+# results in pairs, and so on. Implement that. How many steps have to wait for each
+# other for 33 targets, and why does nobody do it?
 
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
