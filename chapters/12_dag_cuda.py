@@ -13,7 +13,7 @@
 # {ref}`chap-dag-vectorized` took the loops over states and sentences out of Python.
 # This chapter compiles the dynamic programme, in C++ for the cores of a CPU and in
 # CUDA for the thread blocks of a GPU. Here the CUDA kernels run on a CPU, thread by
-# thread, where more of their errors show; times of an H100 are on record.
+# thread, where more of their errors show; times on an H100 are recorded.
 #
 # You cut the states into tiles, so that most of the programme becomes matrix
 # products, give each tile an exponent of its own, find a graph on which two sweeps
@@ -88,24 +88,25 @@ from exlm_mini.alignment import (
 scale = chapter_scale()
 
 # %% [markdown]
-# `T` is the number of states in a tile. Numbers are float32 here, because its
-# limits are a subject of the chapter; judges compute in float64.
+# `T` is the number of states in a tile. Numbers are float32, whose limits are a
+# subject of the chapter; they are compared with float64.
 #
 # ## One product for all targets
 #
-# The backends `vectorized` and `scaled` go target by target, one large operation
-# each. Three things still take time, here in the example of Appendix I.4, 77
-# targets and 308 states:
+# The backends `vectorized` and `scaled` go target by target, with one large
+# operation each. Three things still take time, here for the example of Appendix
+# I.4, 77 targets and 308 states:
 #
 # - *Exponentials.* In log space each term of each target needs one, forward and
 #   backward. `scaled` got rid of these.
-# - *Reading.* Every target reads the whole transition matrix again, 76 times in
-#   each direction. The matrix of one sentence takes 380 kB, that of a batch 24
-#   MB: more than the caches next to a core hold.
+# - *Reading.* The whole transition matrix is read again for every target, 76 times
+#   in each direction. For one sentence it takes 380 kB, for a batch 24 MB: more
+#   than the caches next to a core hold.
 # - *Waiting.* Target $i$ waits for target $i - 1$, and a new operation has to be
 #   started for each.
 #
-# The second can be avoided by another order of the work. The table of the recursion
+# The repeated reading can be avoided by another order of work. The table of the
+# recursion
 #
 # $$
 # f_{i,u} = \mathbf{P}_u(y_i) \sum_{v<u} f_{i-1,v}\, \mathbf{E}_{v,u}
@@ -271,9 +272,8 @@ def by_tiles(log_P_ML, log_E_LL, tile=16, lift=0.0):
 # divide the number of states. (The gradients come from autograd, which passes
 # through `sweep`; the compiled code has something better.)
 #
-# And it equals `vectorized` on a graph of the paper's size, in float32,
-# judged by float64 on the same numbers. The sum runs over more than $10^{70}$
-# paths.
+# In float32 it also agrees with `vectorized` in float64 on a graph of the paper's
+# size, where the sum runs over more than $10^{70}$ paths.
 
 
 # %% mystnb={"code_prompt_show": "Checked: value and gradients equal enumeration on small graphs of all kinds and tile sizes; in float32 a graph of the paper's size is right to 1e-7, its gradients to 1e-5"} tags=["hide-cell", "check"]
@@ -343,10 +343,10 @@ print(f"passes over the edges, row by row {2 * (M - 1)}, in tiles 2")
 # %% [markdown]
 # ## One exponent for every tile
 #
-# {ref}`chap-dag-vectorized` divided each row of the table by its largest entry,
-# and saw float32 underflow: with 192 targets and 384 states even to *no path at
-# all*. One exponent per target is the same as a single tile, so our function can
-# compute both.
+# {ref}`chap-dag-vectorized` divided each row of the table by its largest entry, and
+# float32 underflowed: with 192 targets and 384 states *no path at all* was left.
+# One exponent per target is the same as a single tile, so our function can compute
+# both.
 
 # %% tags=["remove-input"]
 outcome = {}
@@ -368,10 +368,10 @@ assert verdicts["a tile of 16"] == ["right"] * 3
 
 # %% [markdown]
 # {numref}`fig-cuda-range` shows one target in the middle of the longest of these
-# sentences. The black curve is the true size of its entries, which fall over more
-# than a hundred powers of ten. Float32 holds what lies in a band of 45 powers of
-# ten below the unit: one band for the whole row (grey), or one for each tile
-# (yellow), which follows the curve.
+# sentences. The black curve is the true size of its entries, which span more than a
+# hundred powers of ten. Float32 holds what lies in a band of 45 powers of ten below
+# the unit: one band for the whole row (grey), or one for each tile (yellow), which
+# follows the curve.
 
 # %% mystnb={"figure": {"caption": "f of one target (of 192) over 384 states. A band reaches from the unit down to the smallest number that float32 has in it; entries below a band are lost.", "name": "fig-cuda-range"}, "image": {"alt": "A black curve rises from minus 180 to zero. The grey band covers its last third, the yellow steps cover all of it."}} tags=["remove-input"]
 i, tile = 96, 16
@@ -404,13 +404,13 @@ _ = ax.set(ylim=(-190, 5))
 #
 # ## How to know that nothing was lost
 #
-# The range is still not sufficient for *every* graph. Beside an edge of 1, an edge
-# of $e^{-130}$ is zero in float32, before any exponent can help it. One might hope
-# to notice by comparing: $\alpha$ and $\beta$ both yield $f_{M,L}$, and if
-# underflow spoils one, why should it spoil the other equally? Here is a graph on
-# which it does, with ten targets and two ways from start to end. The odd states
-# are a way that costs 130 nats at its first step and 130 at its last. The even
-# states cost 50 at each of nine steps.
+# The range is still not sufficient for *every* graph. An edge of $e^{-130}$ is zero
+# in float32 before any exponent can help it. One might hope to notice by comparing:
+# $\alpha$ and $\beta$ both yield $f_{M,L}$, and if underflow spoils one, why should
+# it spoil the other equally? Here is a graph on which it does, with ten targets and
+# two ways from start to end. The way through the odd states costs 130 nats at its
+# first step and 130 at its last; the way through the even states costs 50 at each
+# of nine steps.
 
 
 # %%
@@ -450,16 +450,16 @@ assert math.exp(-130) > 0 and torch.tensor(-130.0).exp() == 0
 # Underflow only ever *takes away*. Without it the result would be larger: but for
 # rounding, the sweep is a lower bound. An upper bound is found by adding, wherever
 # a path may be, a little more than underflow can have taken there: the `lift` of
-# our function. In units where masses, edges and emissions are below 1, flushing a
-# number means losing at most $2^{-126}$, the smallest normal number of float32
+# our function. In units where masses, edges and emissions are below 1, a number
+# flushed to zero loses at most $2^{-126}$, the smallest normal number of float32
 # (processors may flush whatever is smaller), and a state has a few hundred terms.
 # $2^{-100}$ is more than enough. So the truth lies between the sweeps with and
 # without lift. If they agree, both are right.
 #
 # The package saves the second sweep. It adds the lift in its only one, so that both
-# directions yield at least the truth. Then it bounds the excess. At the end, what
-# was added to a state at one target counts for that amount times what the *other*
-# direction makes of it, of which at least an upper bound is known:
+# directions yield at least the truth. Then it bounds the excess. What was added to
+# a state at one target raises the result by that amount times the value of the
+# *other* direction there, of which an upper bound is known:
 #
 # $$
 # \begin{aligned}
@@ -497,12 +497,11 @@ if has_native:
 # %% [markdown]
 # ## Compiled on first use
 #
-# The first call of `native` has `torch.utils.cpp_extension` compile the source,
-# and keeps the library in a cache folder; that takes some seconds, once. A
-# changed source, compiler or PyTorch has a folder of its own. Where there is no
-# compiler, `auto` goes on with `scaled` and warns once.
-# `python -m exlm_mini.doctor` reports what a machine has, builds what it can, and
-# checks every backend against enumeration.
+# The first call of `native` compiles the source with `torch.utils.cpp_extension`
+# and keeps the library in a cache folder, which takes some seconds, once. A changed
+# source, compiler or PyTorch gets a folder of its own. Without a compiler, `auto`
+# falls back to `scaled` and warns once. `python -m exlm_mini.doctor` reports what a
+# machine has, builds what it can, and checks every backend against enumeration.
 #
 # For PyTorch the library is two *operators*, one for the value and one for the
 # gradients, so `torch.compile` does not break its graph in two. On a CPU any number
@@ -519,8 +518,8 @@ if has_native:
 
 # %% [markdown]
 # {numref}`fig-cuda-speed` is the recorded benchmark of
-# {ref}`chap-dag-vectorized` once more, as ratios: how many times longer the two
-# backends in plain PyTorch take for forward and backward pass. Ratios within one
+# {ref}`chap-dag-vectorized` once more, as ratios: how many times as long as
+# `native` the two backends in plain PyTorch take for both passes. Ratios within one
 # process depend less on the machine than times do.
 
 # %% mystnb={"figure": {"caption": "Recorded time of forward and backward pass, divided by that of the compiled backend.", "name": "fig-cuda-speed"}, "image": {"alt": "Ratios at six shapes. Vectorized takes 2 to several hundred times as long as native, scaled 2 to 20 times."}} tags=["remove-input"]
@@ -688,8 +687,8 @@ print(f"tiles of {TILE} states, {ROWS} targets at a time, {SWEEP_THREADS} thread
 # take 77 steps. But column $u$ needs earlier columns only, so it can be walked
 # column by column as well: 32 steps, whatever the number of targets. In each step a
 # target hands one number to the next target, that is a lane to the next lane. The
-# last lane of a warp hands it to the next warp through shared memory, so that warp
-# follows one stage of four columns later. A barrier closes each stage.
+# last lane of a warp hands it to the next warp through shared memory, so the next
+# warp runs one stage of four columns behind. A barrier closes each stage.
 
 # %% mystnb={"figure": {"caption": "A block of the sweep kernel. Above: a pair of tiles is multiplied; one warp's share is framed. Below: the staircase through the triangle of a tile, for 77 targets in three warps. Vertical lines are barriers; a box holds the columns that a warp walks.", "name": "fig-cuda-blocks"}, "image": {"alt": "Above, masses times edges give a sum with the framed share of a warp. Below, three rows of eight boxes, each row one stage later than the row above it."}} tags=["remove-input"]
 num_warps = -(-77 // TILE)
@@ -766,17 +765,17 @@ for M, L in ((20, 80), (77, 308)):
 # %% [markdown]
 # ## GPU kernels without a GPU
 #
-# What goes wrong in a kernel often goes unseen: a missing barrier, memory read
-# before it was written. The kernel may run well a thousand times. We test ours by
-# running the very same source on a CPU. The kernels are templates over a
-# *context* `c`, which provides a handful of things: which thread it is
-# (`c.thread()`), the barriers (`c.sync()`), a number from the lane before, the
-# shared memory, and $2^x$. nvcc fills it in with the instructions of the GPU, in
-# `dag_cuda.cu`. g++ fills it in with *fibers*, in `dag_fibers.cpp`: every thread
-# of a block is a function with a stack of its own that runs until it meets a
-# barrier, and then lets another run. Between two barriers threads run one after
-# the other in an order that is shuffled anew each time, and shared memory starts
-# as NaN. Here is the start of a sweep in both, and what a barrier is:
+# Errors in a kernel often go unseen: with a missing barrier, or memory read before
+# it is written, the kernel may run well a thousand times. We test ours by running
+# the very same source on a CPU. The kernels are templates over a *context* `c`,
+# which provides a handful of things: which thread it is (`c.thread()`), the
+# barriers (`c.sync()`), a number from the lane before, the shared memory, and
+# $2^x$. nvcc fills it in with the instructions of the GPU, in `dag_cuda.cu`. g++
+# fills it in with *fibers*, in `dag_fibers.cpp`: every thread of a block is a
+# function with a stack of its own that runs until it meets a barrier, and then lets
+# another run. Between two barriers threads run one after the other in an order that
+# is shuffled anew each time, and shared memory starts as NaN. Here is the start of
+# a sweep in both, and what a barrier is:
 
 
 # %%
@@ -869,10 +868,10 @@ if has_native:
 # %% [markdown]
 # 256 fibers for each block of the sweep compute a sentence of the paper's size.
 # Values and gradients agree with float64 and with the C++ code for CPUs, and the
-# bits are the same whatever the order of the threads. The counted barriers are
-# those computed above: two sweeps, one for each tile of the scan, and two when
-# the row is finished. The compiled sources also tell their sizes, here for the
-# example of Appendix I.4. On an H100 a block may have 227 KiB of shared memory.
+# bits are the same whatever the order of the threads. The barriers counted are
+# those computed above for two sweeps, plus one for each tile of the scan and two
+# when the row is finished. The compiled sources also report their sizes, here for
+# the example of Appendix I.4. On an H100 a block may have 227 KiB of shared memory.
 
 # %% tags=["remove-input"]
 if has_native:
@@ -896,7 +895,8 @@ if has_native:
 
 # %% [markdown]
 # Now we break the kernels. Take three barriers, each with a comment that says
-# what it is for. We delete one at a time, and run a sentence in several orders.
+# what it is for. We delete one at a time, and run a sentence in several orders of
+# threads.
 
 # %% mystnb={"code_prompt_show": "How barriers are deleted"} tags=["hide-input"]
 wounded = {
@@ -942,9 +942,10 @@ for comment, name in wounded.items() if has_native else ():
 # `tests/core/test_kernels.py` does this for every barrier: each is deleted in
 # turn, and some test has to notice.
 #
-# On fibers no two threads ever act at the same moment, and they do not show the
-# GPU's own arithmetic, memory and timing. `pytest -m gpu` runs the same comparisons
-# on a device, and NVIDIA's compute-sanitizer watches for races and stray accesses.
+# On fibers no two threads ever run at the same moment, and the GPU's own
+# arithmetic, memory and timing do not show. `pytest -m gpu` runs the same
+# comparisons on a device, and NVIDIA's compute-sanitizer watches for races and
+# stray accesses.
 #
 # ## How fast, on a GPU
 #
@@ -954,8 +955,8 @@ for comment, name in wounded.items() if has_native else ():
 # a sweep of this shape meets two hundred barriers one after the other, with little
 # to do between them, and they decide how long it takes. The table has recorded
 # medians in milliseconds: first of kernels alone, replayed from a CUDA graph, then
-# with what Python and PyTorch add. *Plain* is 150 lines of CUDA written for the
-# comparison, one block for each row and direction, in log space.
+# *called*, with what Python and PyTorch add. *Plain* is 150 lines of CUDA written
+# for the comparison, one block for each row and direction, in log space.
 # DA-Transformer's kernels have four configurations of their forward pass; its code
 # uses the first.
 
@@ -984,22 +985,22 @@ print(on_gpu["machine"]["device"])
 table.set_index("B, M, L").round(2)
 
 # %% [markdown]
-# With 8 rows the kernels take three quarters as long as with 64: they wait. At the
-# paper's shape they are seven times as fast as DA-Transformer's best configuration,
-# three times when called from Python. A call of PyTorch's operator took half a
-# millisecond more than its kernels, too much for small graphs; the package now
-# avoids it, the table was measured before. With 1,400 short rows, a batch of
-# molecules, ours are slower: a thread of the sweep needs 250 registers, so a
-# multiprocessor holds one block at a time, and 2,800 queue for 132 places.
+# With 8 rows our kernels take three quarters as long as with 64: they mostly wait.
+# At the paper's shape they are seven times as fast as DA-Transformer's best
+# configuration, three times when called from Python. A call of PyTorch's operator
+# took half a millisecond more than its kernels, too much for small graphs; the
+# package now avoids this, but the table was measured before. With 1,400 short rows,
+# a batch of molecules, ours are slower: a thread of the sweep needs 250 registers,
+# so a multiprocessor holds one block at a time, and 2,800 queue for 132 places.
 #
 # The plain kernel takes twice as long as ours at the paper's shape, four times at
-# 1,024 states, half as long on the molecules, and its gradients, from logarithms in
-# float32 as DA-Transformer's, are off by up to 4 in 10,000 of the largest, ours by
-# less than one in a million. Another one, of 200 lines, starts a grid for each
-# target and keeps an exponent for each state: nearly as exact as ours, as fast at
-# 1,024 states, five times as fast on the molecules, 2.6 times as slow at the
-# paper's shape. In a training step it hardly matters which one runs: in the paper's
-# molecular model the programme takes less than a hundredth of it
+# 1,024 states, half as long on the molecules. Its gradients, from float32
+# logarithms like DA-Transformer's, are off by up to 4 in 10,000 of the largest,
+# ours by less than one in a million. Another kernel, of 200 lines, starts a grid
+# for each target and keeps an exponent for each state. It is nearly as exact as
+# ours, as fast at 1,024 states, five times as fast on the molecules, 2.6 times as
+# slow at the paper's shape. In a training step it hardly matters which one runs: in
+# the paper's molecular model the programme takes less than a hundredth of it
 # ({ref}`chap-full-runs`).
 #
 # ## In a model of your own
@@ -1029,8 +1030,8 @@ print(*(f"{nats:.1f}" for nats in loss_B), "nats")
 # %% [markdown]
 # `torch_dag_loss` has the name, arguments and sign of the function in
 # DA-Transformer's repository, so that one import replaces the other. Here are times
-# of both on one thread of a CPU, recorded by `python -m exlm_lab.bench dag
-# --extra-backend PATH`:
+# of the original and of `dag_loss` on one thread of a CPU, recorded by
+# `python -m exlm_lab.bench dag --extra-backend PATH`:
 
 # %% tags=["remove-input"]
 records = json.loads(Path("../book/results/bench-drop-in.json").read_text())
