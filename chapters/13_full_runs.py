@@ -139,7 +139,7 @@ def show(text: str, indent: int = 0) -> None:
 
 
 # %% [markdown]
-# Tiny and full-size models have the same parts but one: the clone embedding,
+# Tiny and full-size models have the same parts except one: the clone embedding,
 # which the small recipes turn on and the paper does not have
 # ({ref}`chap-symmetric-start`).
 #
@@ -153,9 +153,9 @@ def show(text: str, indent: int = 0) -> None:
 # \end{gathered}
 # $$ (eq-batch)
 #
-# Few devices add up more forward and backward passes before the optimiser's step
-# (gradient accumulation), many devices fewer. A number of devices that does not
-# fit is refused.
+# With few devices, more forward and backward passes are added up before the
+# optimiser's step (gradient accumulation), with many devices fewer. A number of
+# devices that does not fit is refused.
 
 # %%
 text_base = parse(["--recipe", "text-base"]).config
@@ -171,10 +171,10 @@ except UserError as error:
 # %% [markdown]
 # ## The recipes
 #
-# The paper has three tables
-# of settings: Table 5 for Repeated MLM and the ablations, Table 7 for molecules,
-# Table 10 for the main runs on text. The released code adds one command in its
-# README. Each line of a recipe names its source in a comment:
+# The paper has three tables of settings: Table 5 for Repeated MLM and the
+# ablations, Table 7 for molecules, Table 10 for the main runs on text. The released
+# code adds one command in its README. Each line of a recipe names its source in a
+# comment:
 
 # %%
 lines = (RECIPES / "text-base.yaml").read_text().splitlines()
@@ -249,8 +249,8 @@ for name in full:
 # ### Where the paper contradicts itself
 #
 # A recipe has to decide what the paper leaves open or says in two ways. Here are
-# four such places with their numbers. (What the released code does differently is
-# in the list of {ref}`deviations <deviations>`.)
+# four such places. (What the released code does differently is in the list of
+# {ref}`deviations <deviations>`.)
 #
 # **The README matches neither table.** Its one command has the learning rate and
 # the batch of Table 5, but its own number of steps; Table 10 shares nothing with
@@ -273,8 +273,8 @@ assert not any(np.equal(readme, table_10))
 # **The length of a row is given nowhere.** Table 12 gives "GPU Time (Hours)" of
 # two runs on two A100: 54.7 for the MLM of Table 5. Operations divided by time
 # are a speed, and a speed has a limit: the maker of the A100 gives 312 TFLOP/s in
-# half precision. With 512 tokens a row the run does not fit into 54.7 hours of
-# one GPU. It would if both ran for that long; even then 512 needs half of the
+# half precision. With 512 tokens a row the run does not fit into 54.7 hours of one
+# GPU. It would if both GPUs ran that long, but even then 512 would need half of the
 # limit all the time. The recipes of the ablations take the 128 tokens of the
 # README.
 
@@ -289,16 +289,16 @@ for length in (128, 512):
     assert (of_one < PEAK_A100) == (length == 128)
 
 # %% [markdown]
-# **"Equal cost" is more than equal.** Appendix Q.2 sets ExLM beside an MLM with
-# twice the steps (*Vanilla MLM++*), because ExLM was measured at 1.9 times the
-# cost of an MLM. Where the vocabulary head reads only the states, ExLM needs 1.7
-# times the operations, and the MLM++ gets 1.2 times those of ExLM. By this count
-# the comparison favours the MLM, which only strengthens the paper's conclusion.
+# **"Equal cost" is more than equal.** Appendix Q.2 compares ExLM with an MLM of
+# twice the steps (*Vanilla MLM++*), because ExLM was measured at 1.9 times the cost
+# of an MLM. Where the vocabulary head reads only the states, ExLM needs 1.7 times
+# the operations, and the MLM++ gets 1.2 times those of ExLM. By this count the
+# comparison favours the MLM, which only strengthens the paper's conclusion.
 #
 # **One count for two models.** Appendix B.1 gives 128 M parameters for Repeated
-# MLM. That is ExLM, with its transition head; an MLM with these settings has 124
-# M. And Table 5 gives one mask ratio, 0.15, for 14 cells with five ratios
-# ({ref}`chap-repeated`).
+# MLM. That is the size of ExLM, with its transition head; an MLM with these
+# settings has 124 M. And Table 5 gives one mask ratio, 0.15, for 14 cells with five
+# ratios ({ref}`chap-repeated`).
 
 # %% mystnb={"code_prompt_show": "Checked: tiny and full size have the same parts but for the clone embedding; where the paper gives a number it is the recipe's; ExLM has 1.7 times the operations of an MLM and MLM++ 1.2 times those of ExLM; 124 M and 128 M parameters"} tags=["hide-cell", "check"]
 from exlm_mini.config import SpecialIds
@@ -373,7 +373,7 @@ assert re.search(r"^device hours +unknown", unknown, re.M)
 show(known, indent=19)
 
 # %% [markdown]
-# The speed above is an example. A run of a few steps has your own as
+# The speed above is an example. A run of a few steps records your own, as
 # `tokens_per_second` in its `metrics.jsonl`:
 #
 # ```console
@@ -405,7 +405,7 @@ assert price["text-large", 0.15, 4] < price["text-base", 0.15, 4]
 # speed of its devices: Table 12 for two A100, and Appendix J, where two RTX 3090
 # trained the molecular model "for about 24 hours". The released code scores every
 # position and does more operations than we count ({ref}`chap-longer-rows`), so the
-# lower two speeds are underestimates.
+# last two speeds are underestimates.
 
 # %% tags=["remove-input"]
 PAPER_HOURS = {
@@ -423,7 +423,7 @@ for name, (device, hours) in PAPER_HOURS.items():
 assert paper_speed["exlm-ablation"] < paper_speed["vanilla-mlm"] < PEAK_A100
 
 # %% [markdown]
-# Speeds of the small recipes on two CPUs are on record in `book/results/`: real
+# Speeds of the small recipes on two CPUs are recorded in `book/results/`: real
 # steps on made-up tokens of the recipe's size. So is that of the paper's molecular
 # model on an H100, on real molecules. They are printed here and drawn below.
 
@@ -450,14 +450,14 @@ for device, record in recorded:
     print(f"{speed:12,.0f} tokens/s {work_rate:9.1e} FLOP/s")
 
 # %% [markdown]
-# The H100 is far from what it can do. Its speed here is that of one step repeated;
-# the kernels of the encoder are busy for less than half of that time, and Python
-# takes the rest to start them. In the first steps of a run, whose batches all
-# differ in shape, a step took two to four times as long; most likely memory was
-# asked for anew, and cuDNN's attention prepared itself for every new shape.
-# `pretrain` now avoids both. One micro-batch of 64,000 tokens in place of four
+# The H100 runs far below its limit. Its speed here is that of one step repeated;
+# the encoder's kernels are busy for less than half of that time, and Python takes
+# the rest to start kernels. In the first steps of a run, whose batches all differ
+# in shape, a step took two to four times as long; most likely memory was allocated
+# anew, and cuDNN's attention prepared itself for every new shape. `pretrain` now
+# avoids both. One micro-batch of 64,000 tokens in place of four
 # (`train.micro_batch_tokens`) starts fewer kernels and made the steps of a run
-# twice as fast, at 22 GiB. Where the time of the repeated step goes, in
+# twice as fast, at 22 GiB. This is where the time of the repeated step goes, in
 # milliseconds:
 
 # %% tags=["remove-input"]
@@ -494,8 +494,8 @@ for _, record in recorded:
 # ## One GPU: an hour, a day, a week
 #
 # What you can reproduce with one GPU depends on its speed. The table below
-# *assumes* one: what Table 12 implies
-# for an A100 with the MLM of Table 5. It is not a measurement of this package.
+# *assumes* a speed: what Table 12 implies for an A100 with the MLM of Table 5. It
+# is not a measurement of this package.
 
 # %% tags=["remove-input"]
 SUSTAINED = paper_speed["vanilla-mlm"]  # FLOP/s; an assumption, replace it
@@ -520,10 +520,10 @@ assert share["smiles-base"][1] > 1 and share["exlm-ablation"][2] > 1
 assert share["text-base"][2] < 1
 
 # %% [markdown]
-# "Whole" is the run as the paper has it; a share is how much of its steps fits. A
-# run cut off at a share of its steps is not a smaller run: its learning rate
-# never comes down. It can be made smaller in two ways. *Fewer steps*:
-# `--train.steps` and `--train.warmup_steps` times the same factor, so that the
+# "Whole" is the run as the paper has it; a percentage is the share of its steps
+# that fits. A run cut off early is not a smaller run: its learning rate never comes
+# down. A run can be made smaller in two ways. *Fewer steps*: multiply
+# `--train.steps` and `--train.warmup_steps` by the same factor, so that the
 # schedule stays whole. *A smaller model*, trained as long for its size as the
 # paper's: the family below keeps the proportions of BERT-base ($l$ layers, $l$
 # heads, width $64\,l$), and the tokens per parameter of `exlm-ablation`.
@@ -599,8 +599,8 @@ assert len(prepared) == 3
 # text, is in none of them: it was collected without asking the books' authors,
 # the original was withdrawn, and no licence covers the copies. The 19 million
 # molecules of the paper lie in an archive of 115 GB together with their
-# conformers; the recipe takes ZINC instead. To use BookCorpus all the same, ask
-# for it by a name that says so:
+# conformers; the recipe takes ZINC instead. To use BookCorpus all the same, ask for
+# it by a name that says so:
 
 # %%
 code, _, told = command("prepare --source wikipedia --source bookcorpus --dry-run")
@@ -631,10 +631,10 @@ for name in ("wikipedia", "bookcorpus-unlicensed", "zinc"):
 # The paper's text run goes over its data more than twenty times, the molecular
 # run eight or nine times, if the sizes above are right to a tenth or so.
 #
-# Here is the same command, small: 1,500 of the molecules that come with RDKit.
-# The largest fragment of each is kept and its SMILES written in canonical form.
-# For each pack the command prints its rows, its tokens and the start of its
-# sha256.
+# Here is the same command on a small scale, with 1,500 of the molecules that come
+# with RDKit. The largest fragment of each is kept and its SMILES written in
+# canonical form. For each pack the command prints its rows, its tokens and the
+# start of its sha256.
 
 # %%
 folder = tempfile.TemporaryDirectory()
@@ -663,10 +663,10 @@ print(re.sub(r"([0-9a-f]{8})[0-9a-f]{56}", r"\1...", packs_made))
 # step, process $r$ takes those with the numbers $r$, $W + r$, $2 W + r$ and so
 # on. Which row is where in the order, and which of its tokens are masked, are
 # functions of counters (seed, epoch, row, step), not of a random generator that
-# moves on. So no process has to know what the others do, and put together their
-# shares are the step of a single process: the same rows in the same order with
-# the same masks. The last bits of a sum of gradients are *not* the same, since
-# two processes add in another order.
+# moves on. So no process has to know what the others do, and together their shares
+# are the step of a single process: the same rows in the same order with the same
+# masks. The last bits of a sum of gradients are *not* the same, since two processes
+# add in another order.
 #
 # The loss is a mean over the batch, so a micro-batch is weighted by its share of
 # the rows for ExLM, of the masks for an MLM; an average of averages would be
@@ -770,8 +770,8 @@ assert math.isclose(weights.sum(), 1) and weights.std() > 0.01
 #
 # A full run takes days or weeks, and will be interrupted. Since order, masks and
 # dropout are functions of the step, a checkpoint needs to hold no more than the
-# weights, Adam's two moments and the step. It is written under another name, with
-# the sha256 of every file, and renamed when complete. The next start with the
+# weights, Adam's two moments and the step. It is written under a temporary name,
+# with the sha256 of every file, and renamed when complete. The next start with the
 # same `--output` takes the newest checkpoint that verifies.
 #
 # We train 40 steps on molecules undisturbed. Then we start the same command as a
@@ -801,8 +801,8 @@ assert 0 < stopped.step < 40
 assert "the same command" in told
 
 # %% [markdown]
-# The same command goes on where it stopped. Its last checkpoint equals that of
-# the undisturbed run: every weight, every moment of Adam, every bit. The log is
+# The same command continues where the run stopped. The last checkpoint equals that
+# of the undisturbed run: every weight, every moment of Adam, every bit. The log is
 # equal, too. (Both were made on one machine, with the same versions and threads.
 # Another processor adds in another order, and its run ends elsewhere.)
 
@@ -853,12 +853,12 @@ show("\n".join(told).replace(str(work), "runs"))
 #
 # ## Watching a run
 #
-# `metrics.jsonl` has a line for every few steps. `python -m exlm_mini.plot RUN
-# ...` draws it, also while the run goes on; with several runs it compares them.
-# The paper's Figure 9 shows three curves for each Repeated MLM: training loss,
-# share of the masked tokens that were guessed right, and perplexity, the
-# exponential of the loss. We train two of its kind for 80 steps, on molecules:
-# 38.7% of the tokens masked, each written once or four times.
+# `metrics.jsonl` has a line for every few steps. `python -m exlm_mini.plot RUN ...`
+# draws it, and how the machine was used, even while the run goes on; with several
+# runs it compares them. The paper's Figure 9 shows three curves for each Repeated
+# MLM: training loss, share of the masked tokens that were guessed right, and
+# perplexity, the exponential of the loss. We train two of its kind for 80 steps, on
+# molecules: 38.7% of the tokens masked, each written once or four times.
 
 # %%
 REPEATED = (
@@ -875,8 +875,7 @@ for k in (1, 4):
 # Appendix G says: at a fixed mask ratio, more copies mean faster convergence,
 # lower loss and perplexity, and higher accuracy, because less of the context is
 # lost ({ref}`chap-repeated`). Within 80 steps the two diverge in this direction
-# ({numref}`fig-figure-9`). `python -m exlm_mini.plot` draws such figures, and how
-# the machine was used.
+# ({numref}`fig-figure-9`).
 
 # %% mystnb={"figure": {"caption": "Figure 9 in small: two Repeated MLMs on molecules, live. From above: training loss, mask accuracy, perplexity.", "name": "fig-figure-9"}, "image": {"alt": "With four copies the loss and the perplexity fall faster and the accuracy rises faster than with one."}} tags=["remove-input"]
 curves = read({f"k = {k}": work / f"k{k}" / "metrics.jsonl" for k in (1, 4)})
@@ -921,11 +920,11 @@ for name in ("smiles-tiny", "text-tiny"):
     print(f"{name}, bits per masked token: {', '.join(ends)}")
 
 # %% [markdown]
-# On molecules ExLM leads while its chains stand, falls back to the MLM while they
-# fade out (steps 200 to 400), and leads again after that. On English ExLM has not
-# passed the MLM in 600 steps, and both curves still fall steeply when the steps
-# run out. Without the start-up aids of {ref}`chap-symmetric-start` (dashed) ExLM
-# stays far behind on both.
+# On molecules ExLM leads while its chains are fixed, falls back to the MLM's level
+# while they fade out (steps 200 to 400), and leads again after that. On English
+# ExLM has not passed the MLM in 600 steps, and both curves still fall steeply when
+# the steps run out. Without the start-up aids of {ref}`chap-symmetric-start`
+# (dashed) ExLM stays far behind on both.
 
 # %% mystnb={"figure": {"caption": "Recorded runs of the two small recipes: perplexity on held-out rows.", "name": "fig-recorded-runs"}, "image": {"alt": "Above, molecules: ExLM ends below MLM. Below, English: ExLM ends above MLM. Without start-up aids ExLM stays far above both."}} tags=["remove-input"]
 titles = {"smiles-tiny": "5,000 molecules", "text-tiny": "Python's manual"}
@@ -1033,8 +1032,8 @@ assert judge_devices(possible_devices) == "right"
 
 # %% [markdown]
 # **2.** A machine fails once in $M$ seconds on average, and writing a checkpoint
-# takes $c$ seconds. Write down the share of the time that is lost when saving every
-# $t$ seconds, and find the best $t$ {cite}`young1974checkpoint`.
+# takes $c$ seconds. Write down the share of time that is lost when saving every $t$
+# seconds, and find the best $t$ {cite}`young1974checkpoint`.
 
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
