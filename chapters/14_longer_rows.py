@@ -13,8 +13,8 @@
 # ExLM's encoder reads every [MASK] $k$ times ({ref}`chap-expansion`). This
 # chapter counts what that costs a training step, why $k = 4$ states make it 1.7
 # times as costly as an MLM's and not four times, and how to lower the cost. It also
-# says why the package masks a fixed number of tokens in each row, and where the
-# released code handles rows of unequal length wrongly.
+# says why the package masks a fixed number of tokens in each row, and describes two
+# defects of the released code.
 #
 # **You will know afterwards** which part of the model the extra operations go to.
 #
@@ -97,13 +97,13 @@ lengths(512, 77, 4, "paper"), lengths(512, 77, 4, "official")
 # %% [markdown]
 # ## Two defects of the released code
 #
-# The released code has two defects here, which this book does not copy
-# ({ref}`reproduction` lists them with their tests). In a batch, it fills the end
-# of a shorter row not with padding but with copies of the row's last token, which
-# are attended to like real ones; the loss of a sentence then depends on the
-# sentences beside it. And its graph ends in the last *position* of the expanded
-# row instead of the last state. If a block of text does not end in [EOS], that
-# position holds a visible word, and the last target has to be predicted there.
+# This book does not copy two defects of the released code ({ref}`reproduction`
+# lists them with their tests). In a batch, that code fills the end of a shorter row
+# not with padding but with copies of the row's last token, which are attended to
+# like real ones; the loss of a sentence then depends on the sentences beside it.
+# And its graph ends in the last *position* of the expanded row instead of the last
+# state. If a block of text does not end in [EOS], that position holds a visible
+# word, and the last target has to be predicted there.
 
 # %% mystnb={"code_prompt_show": "Checked: the lengths; in our model a row scores the same alone and beside a longer row; with the released filling its states change; over 4,000 steps the package masks 18 or 19 of 126 tokens"} tags=["hide-cell", "check"]
 rows = [BOS, 6, 7, 8, 9, 10, EOS], [BOS, 6, 10, EOS, PAD, PAD, PAD]
@@ -158,8 +158,8 @@ for rows in (8, 32, 128):
 # %% [markdown]
 # By default the package therefore masks the same number of tokens in every row:
 # $p$ times the length, rounded up or down at random once per step, so that the
-# mean ratio is $p$. A run meets only two lengths, which also suits a compiler
-# that specialises a model to the shapes it meets.
+# mean ratio is $p$. A run meets only two lengths, which also suits a compiler that
+# specialises a model to its shapes.
 #
 # ## Operations of a step
 #
@@ -307,10 +307,10 @@ for expand_at in (0, 6, 9):
     print(f"expanded after {expand_at} of 12 layers: {times:.1f} times an MLM")
 
 # %% [markdown]
-# What remains of the extra cost after 9 layers is mostly the vocabulary head,
-# which scores four states for each mask wherever they come from. Whether a model
-# expanded late learns as well is a separate question; in the study's languages ten
-# seeds show no clear loss ({ref}`chap-findings`).
+# With expansion after 9 layers, the extra cost that remains is mostly the
+# vocabulary head, which scores four states for each mask wherever they come from.
+# Whether a model expanded late learns as well is a separate question; in the
+# study's languages ten seeds show no clear loss ({ref}`chap-findings`).
 #
 # ## Earlier models with more states than words
 #
