@@ -18,12 +18,12 @@
 #
 # Here you write all of it: a masked language model first, then the five pieces that
 # make it an ExLM. You train both on a language so small that the best possible
-# score of either is known exactly. The masked language model stops at its limit,
-# and ExLM gets below it.
+# score of each model is known exactly. The masked language model stops at its
+# limit, and ExLM gets below it.
 #
-# The other chapters take the pieces one by one and use the ones you write here:
-# cells marked `save` are collected in the file `exlm_so_far.py`, which the next
-# chapters import. **It takes** 40 minutes, and a minute of one CPU core.
+# The other chapters take up the pieces one by one and import those you write here:
+# cells marked `save` are collected in the file `exlm_so_far.py`. **It takes** 40
+# minutes, and a minute of one CPU core.
 
 # %% tags=["remove-cell", "nbval-skip"]
 # Colab opens this notebook alone: fetch the book around it and install its package.
@@ -80,10 +80,10 @@ _ = torch.set_num_threads(1)
 # In the sentences of our language someone is *happy* and someone else *smiled*, or
 # someone is *sad* and someone else *wept*. The two moods are equally likely, and no
 # other word tells which it is. Hide both words. Each of them alone is a fair coin:
-# 1 bit. A model that guesses each by itself needs 2 bits for the two, and no
-# training can lower that: half of its probability goes to pairs that nobody ever
-# says ({numref}`fig-two-tables`). But the second word follows from the first:
-# together they hold 1 bit.
+# 1 bit. A model that guesses each by itself needs 2 bits for both, and no training
+# can lower that: half of its probability goes to pairs that nobody ever says
+# ({numref}`fig-two-tables`). But the second word follows from the first, so
+# together they need only 1 bit.
 
 # %% mystnb={"figure": {"caption": "The two hidden words. Left: how often they occur together. Right: the best that a model can say which guesses each word by itself.", "name": "fig-two-tables"}, "image": {"alt": "Two tables of two by two. In the language, happy goes with smiled and sad with wept, each with probability one half. Word by word, all four pairs have one quarter."}} tags=["remove-input"]
 together = torch.eye(2).numpy() / 2
@@ -92,8 +92,9 @@ draw_tables(tables, ["happy", "sad"], ["smiled", "wept"])
 
 # %% [markdown]
 # A sentence becomes a row of numbers: [BOS], eleven words, [EOS]. There are 162
-# sentences, all equally likely. We train on all of them at every step, so that
-# every loss below is an exact expectation. Three functions prepare them:
+# sentences, all equally likely. We train on all of them at every step, so every
+# loss below is an exact expectation. Three functions prepare them; `slots` are the
+# places of the two hidden words:
 
 
 # %% tags=["save"]
@@ -135,7 +136,7 @@ B, N = sentence_BN.shape
 print(f"{B} rows of {N} tokens:", *(WORDS[i] for i in masked_BN[0]))
 
 # %% [markdown]
-# The letters at the end of a name are its axes, here and throughout the book: `B`
+# The letters at the end of a tensor's name are its axes, throughout the book: `B`
 # rows, `N` tokens, `T` tokens after expansion, `M` targets, `L` states, `D`
 # features, `V` words of the vocabulary; in attention, `H` heads of `d` features.
 #
@@ -145,9 +146,9 @@ print(f"{B} rows of {N} tokens:", *(WORDS[i] for i in masked_BN[0]))
 # encodes positions. Every token has *two* coordinates: $i$, its position in the
 # sentence, and $j$, which is 0 for an ordinary token and will number the copies of
 # a [MASK]. A rotary embedding turns pairs of features by an angle proportional to a
-# position, so that attention sees the difference between two positions. With two
-# coordinates, one half of the features turns with $i$ and the other half with $j$:
-# **2D RoPE**, the first of ExLM's five pieces.
+# position, so that attention depends on two positions only through their
+# difference. With two coordinates, one half of the features turns with $i$ and the
+# other half with $j$: **2D RoPE**, the first of ExLM's five pieces.
 
 
 # %% tags=["save"]
@@ -168,8 +169,8 @@ def rope_2d(x_BHTd, i_BT, j_BT):
 
 
 # %% [markdown]
-# The rest is an encoder as you know it: attention, a feed-forward network, and
-# normalisation in front of each. No token attends to padding.
+# The rest is a standard encoder: attention, a feed-forward network, and
+# normalisation before each. No token attends to padding.
 
 
 # %% tags=["save"]
@@ -229,10 +230,10 @@ class Encoder(nn.Module):
 # ## A masked language model stops at two bits
 #
 # The masked language model reads the masked row and predicts each hidden word from
-# the hidden state at its place. Its score for a row is $-\log_2$ of the
-# probability of the hidden words. Because it predicts each by itself, this is a
-# sum with one term for each. No model of this kind can do better than the sum of
-# the words' own entropies, here 2 bits. We call that its **floor**.
+# the hidden state at its place. Its score for a row is $-\log_2$ of the probability
+# of the hidden words. Because it predicts each word by itself, this is a sum with
+# one term per word. No model of this kind can do better than the sum of the words'
+# own entropies, here 2 bits. We call that its **floor**.
 
 
 # %% tags=["save"]
@@ -303,8 +304,8 @@ print(f"MLM ends at {mlm_curve[150]:.3f} bits; its floor is {floor:.3f}")
 # Now the second piece. Every [MASK] becomes $k$ copies, its **clones**, which stand
 # in the row side by side. All of them keep the position $i$ of the [MASK]; $j$
 # counts them from 1 to $k$. The row gets longer, but the other words keep their
-# positions $i$. What the encoder makes of a clone is a **state**. The hidden
-# vectors at [BOS] and [EOS] are states, too: a path begins and ends there.
+# positions $i$. The hidden vector at a clone is a **state**. Those at [BOS] and
+# [EOS] are states, too: a path begins and ends there.
 
 # %%
 k = 3  # clones of each [MASK]; two would suffice for two moods
@@ -318,17 +319,17 @@ for name, values in (("i", i_T), ("j", j_T)):
     print(name, *(f"{v:2d}" for v in values.tolist()))
 
 # %% [markdown]
-# What is gained? Each state predicts a word by itself, as before. But now there
-# is a *choice*: if one state of the first mask says *happy* and another one
-# *sad*, and likewise at the second mask, then choosing the states means choosing
-# the mood. What remains is to choose them together.
+# What is gained? Each state still predicts a word by itself. But now there is a
+# *choice*: if one state of the first mask says *happy* and another one *sad*, and
+# likewise at the second mask, then choosing a state means choosing a mood. What
+# remains is to make the two choices together.
 #
 # ## The transition matrix
 #
 # The third piece links the states into a graph. From every state, [BOS] included,
 # an edge leads to every state of each later [MASK] and to [EOS]. Each edge has a
-# probability: row $v$ of the matrix $\mathbf{E}$ says where a path goes from state
-# $v$. $\mathbf{E}$ is attention without values,
+# probability: row $v$ of the matrix $\mathbf{E}$ says where a path goes next from
+# state $v$. $\mathbf{E}$ is attention without values,
 #
 # $$
 # \mathbf{E} = \mathrm{softmax}\Big(\frac{(\mathbf{H}\mathbf{W}_Q)
@@ -338,8 +339,8 @@ for name, values in (("i", i_T), ("j", j_T)):
 # where $\mathbf{H}$ are the hidden states of the encoder and *only forward* is
 # $-\infty$ where no edge leads. A path starts at [BOS], visits a state for every
 # hidden word, and ends at [EOS]. An edge may skip a [MASK], but then too few states
-# are left to say all words: what goes to such an edge is lost. (The paper also
-# allows edges inside a [MASK]; {ref}`chap-dag-naive` comes to them.)
+# are left to say all words, so its probability is lost. (The paper also allows
+# edges between clones of one [MASK]; {ref}`chap-dag-naive` has them.)
 
 # %% tags=["save"]
 NO_EDGE = -1e9  # close enough to log 0, and without nan gradients
@@ -364,25 +365,24 @@ class Transition(nn.Module):
 # %% [markdown]
 # ## The sum over all paths
 #
-# A path is one way to produce the hidden words. Its probability is the product
-# over its edges and over the words at the states it visits. Nothing says which
+# A path is one way to produce the hidden words. Its probability is the product of
+# the probabilities of its edges and of the words at its states. Nothing says which
 # path was meant, so the probability of the words is the sum over all paths.
 #
 # The *targets* $y_1, \dots, y_M$ are the hidden words with [BOS] before and [EOS]
-# after them, which only their own states can say. $\mathbf{P}_u(y)$ is the
-# probability that state $u$ says $y$. From here on $i$ counts targets. Call
-# $f_{i,u}$ the probability of having said the first $i$ targets with a path that
-# stands in state $u$. At the first target it is 1 for [BOS] and 0 for all other
-# states, and each edge adds a target:
+# after them. [BOS] and [EOS] can be said only by their own states.
+# $\mathbf{P}_u(y)$ is the probability that state $u$ says $y$. From here on $i$
+# counts targets. Let $f_{i,u}$ be the probability that a path says the first $i$
+# targets and then stands in state $u$. At the first target it is 1 for [BOS] and 0
+# for all other states, and each edge adds a target:
 #
 # $$
 # f_{i,u} = \mathbf{P}_u(y_i) \sum_{v<u} f_{i-1,v}\, \mathbf{E}_{v,u}.
 # $$
 #
 # The sum over all paths is the last entry, $f_{M,L}$: all targets are said, and the
-# path stands in [EOS]. That is the fourth piece. The sum over $v$ is a matrix
-# product. With logarithms, so that nothing gets too small for a float, it becomes a
-# `logsumexp`.
+# path stands in [EOS]. That is the fourth piece. The code uses logarithms, so that
+# nothing gets too small for a float; the sum over $v$ becomes a `logsumexp`.
 
 
 # %% tags=["save"]
@@ -409,16 +409,15 @@ def log_forward(log_P_BML, log_E_BLL):
 # %% [markdown]
 # ## ExLM
 #
-# Now put everything together. The encoder reads the expanded row; the states
-# predict words, and $\mathbf{E}$ links them; the sum over paths gives the
-# probability of the hidden words. The last piece, **states alignment**, takes its
-# negative logarithm as the loss: no state is told which word it stands for.
+# The encoder reads the expanded row; the states predict words, and $\mathbf{E}$
+# links them; the sum over paths gives the probability of the hidden words. The last
+# piece, **states alignment**, takes the negative logarithm of this probability as
+# the loss: no state is told which word it stands for.
 #
-# Two things here are not in the paper. Clones of a [MASK] that differ by their
-# position alone behave alike at first, so each gets a learned vector of its own;
-# and all edges from a state start with the same probability.
-# {ref}`chap-symmetric-start` shows what happens without the vectors, and why they
-# are not always enough.
+# Two things here are not in the paper. Clones of a [MASK] differ only in $j$ and
+# behave alike at first, so each gets a learned vector of its own; and all edges
+# from a state start with the same probability. {ref}`chap-symmetric-start` shows
+# what happens without the vectors, and why they are not always enough.
 
 
 # %%
@@ -466,7 +465,7 @@ best = exlms[min(curves, key=lambda seed: curves[seed][150])]
 
 # %% [markdown]
 # Three of our five reach one bit; with other seeds it may be one, or four. They
-# have discovered the mood, which is never written down; it only shows in which
+# have discovered the mood, which is never written down and shows only in which
 # words occur together. The others stay where a masked language model stays.
 # {ref}`chap-symmetric-start` finds out why.
 
@@ -489,8 +488,8 @@ assert min(ends.values()) < joint + 0.1
 # %% [markdown]
 # ## The graph it has learned
 #
-# Look inside the best of the five. {numref}`fig-first-graph` has all its states for
-# one sentence, each with its most likely word, and the edges that paths take.
+# Look inside the best of the five. {numref}`fig-first-graph` shows all its states
+# for one sentence, each with its most likely word, and the edges that paths take.
 
 # %% mystnb={"figure": {"caption": "States and paths of a trained ExLM. Yellow are the states of the first mask, brown those of the second. The number on an edge is the probability that a path takes it. A state without an edge is unused; its word means nothing.", "name": "fig-first-graph"}, "image": {"alt": "A graph from BOS over the states of two masks to EOS. States that say happy lead to states that say smiled, states that say sad to states that say wept."}} tags=["remove-input"]
 with torch.no_grad():
@@ -507,16 +506,16 @@ flow_LL = (reached_L[:, None] * E_LL).numpy()
 draw_dag(ax, flow_LL, [0, *[1] * k, *[2] * k, 3], names, kinds)
 
 # %% [markdown]
-# A wider line is taken more often. From a state that says *happy* the paths go on
-# to one that says *smiled*, from *sad* to *wept*. Two states of a mask may share a
-# word. A masked language model cannot express this graph: it offers two words at
+# A wider edge is taken more often. From a state that says *happy* the paths go on
+# to one that says *smiled*, from *sad* to *wept*. Two states of a mask may say the
+# same word. A masked language model cannot express this: it offers two words at
 # each place, but not two *pairs* of words.
 #
 # ## The same thing in the package
 #
-# The package `exlm_mini` has the same five pieces, with everything that long texts
-# and large models need. It is the judge of this book: given your weights and your
-# graph, it must find your numbers.
+# The package `exlm_mini` has the same five pieces, and all that long texts and
+# large models need. It is the judge of your code: given your weights and your
+# graph, it must arrive at your numbers.
 
 # %% mystnb={"code_prompt_show": "Checked: with your weights the package's rotation, encoder and sum over paths give the same numbers"} tags=["hide-cell", "check"]
 from exlm_mini.alignment import dag_log_likelihood
@@ -589,5 +588,5 @@ assert -1e-4 < unlinked_bits - 2 - math.log2(28 / 9) < 0.1
 # follow one by one: {ref}`states and their coordinates <chap-expansion>`,
 # {ref}`the sum over all paths <chap-dag-naive>`, and {ref}`the whole model from
 # your own pieces <chap-training>`. {ref}`chap-symmetric-start` finds out why some
-# starts fail and what makes them arrive, and {ref}`chap-reading` goes to molecules
-# and English.
+# starts fail and what helps them, and {ref}`chap-reading` goes to molecules and
+# English.
