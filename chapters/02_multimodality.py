@@ -11,11 +11,11 @@
 # # What a masked model cannot say
 #
 # The masked language model of {ref}`the first chapter <chap-one-notebook>` stops at
-# two bits where one is possible. This chapter says how many bits are lost in this
+# two bits where one is possible. This chapter shows how many bits are lost in this
 # way, and why every model that guesses each word by itself loses them. You compute
 # exactly how uncertain the hidden words of a toy language are one by one, and how
-# uncertain they are together. The difference is what ExLM {cite}`zheng2025exlm` is
-# after, and at the end you see how paths through a graph can save it.
+# uncertain together. The difference is what ExLM {cite}`zheng2025exlm` is after; at
+# the end you see how paths through a graph can save it.
 #
 # **It takes** half an hour and under a minute of one CPU core. **Paper:** §2, §3.3,
 # §4.1 and Appendix A.
@@ -70,13 +70,14 @@ from exlm_mini.data.toy_grammars import grammar
 # %% [markdown]
 # ## One word, many answers
 #
-# `town` is a language with sentences of 22 words. For each, four hidden variables
-# are drawn: a topic, a mood, a number and a tense. Then a word is drawn for each
-# place; at eleven places the draw depends on one or two variables. Hide "ropes" in
-# the sentence below. What do the other words say about it? The answer has two
-# steps. The visible words tell which values $z$ of the variables are likely (Bayes'
-# rule), and each $z$ tells which word to expect. The package has $P(z)$ as `prior`,
-# and $P(\text{word} \mid z)$ at each place as `word_probability_NZV`.
+# `town` is a language with sentences of 22 words. For each sentence four hidden
+# variables are drawn: a topic, a mood, a number (one or many) and a tense. Then a
+# word is drawn for each place; at eleven places, the *slots*, the draw depends on
+# one or two variables. Hide "ropes" in the sentence below. What do the other words
+# say about it? The answer takes two steps. The visible words tell which values $z$
+# of the variables are likely (Bayes' rule), and each $z$ tells which word to
+# expect. The package has $P(z)$ as `prior`, and $P(\text{word} \mid z)$ at each
+# place as `word_probability_NZV`.
 
 # %%
 town = grammar("town")
@@ -109,9 +110,9 @@ print(*(f"{town.words[v]} {p_V[v]:.2f}" for v in np.flatnonzero(p_V)), sep=", ")
 
 # %% [markdown]
 # Four words fit equally well, and no model can know which one it was. The
-# **entropy** of a distribution measures its uncertainty
-# {cite}`cover2006elements`, in bits, and $2^{H}$ can be read as a number of equally
-# likely answers: $H(x) = -\sum_v P(x = v) \log_2 P(x = v)$.
+# **entropy** of a distribution, $H(x) = -\sum_v P(x = v) \log_2 P(x = v)$, measures
+# its uncertainty in bits {cite}`cover2006elements`; $2^{H}$ can be read as a number
+# of equally likely answers.
 
 
 # %%
@@ -125,8 +126,8 @@ print(f"{entropy(p_V):.2f} bits")
 
 # %% [markdown]
 # {numref}`fig-one-slot` hides more and more of the context. From left to right, the
-# place of "ropes" has the answers of a harbour, then those of every topic that
-# allows *carrying*, then all twenty, and finally these more evenly. With $c$ for
+# place of "ropes" allows the words of a harbour, then those of every topic that
+# goes with *carrying*, then all twenty, and finally these more evenly. With $c$ for
 # the visible words, the two functions above compute
 #
 # $$
@@ -161,15 +162,16 @@ for x, column_V in enumerate(columns):
     _ = ax.text(x + 0.5, -0.3, f"{entropy(column_V):.1f}", **style)
 
 # %% [markdown]
-# The paper calls this *intra-token multimodality* (§4.1). A masked language model
-# (MLM) can express it well: its output is a distribution over the vocabulary.
+# The paper calls such doubt about one word *intra-token multimodality* (§4.1). A
+# masked language model (MLM) can express it well: its output is a distribution over
+# the vocabulary.
 #
 # ## Two words that belong together
 #
 # Now hide two words. In `fours` there is one variable, a mood with four values, and
 # each mood determines the word in each of two slots. The other words say nothing
-# about it. Given the mood the two words are independent, so the joint distribution
-# is
+# about the mood, and given the mood the two words are independent, so their joint
+# distribution is
 #
 # $$
 # P(x_1, x_2 \mid c) = \sum_z P(z \mid c)\, P(x_1 \mid z)\, P(x_2 \mid z) .
@@ -211,12 +213,12 @@ draw_tables(tables, *names, is_stacked=True)
 # $$
 #
 # which for two words is their mutual information. To compute the joint entropy,
-# list the combinations of hidden words slot by slot and keep those that are
-# possible (axis `C`; `Z` has the values of all variables). A third small language,
+# build the combinations of hidden words slot by slot and keep the possible ones
+# (axis `C`; axis `Z` has the values of the variables). A third small language,
 # `quartets`, is like `fours`, but each of its four moods allows three words in
 # either slot: $2 \log_2 12 = 7.17$ bits one by one, $\log_2 (4 \cdot 9) = 5.17$
-# together. In these three, one context is as good as another; `town` is averaged
-# over all contexts, by the package.
+# together. In these three languages every context gives the same entropies; for
+# `town`, the package averages over all contexts.
 
 
 # %%
@@ -262,15 +264,16 @@ assert 1 / 3 < 1 - facts["town"][1] / facts["town"][0] < 0.35
 
 # %% [markdown]
 # Predicting word by word pays twice for what two words share, and once per word for
-# what several share. In `town`, with all eleven of the words hidden that depend on
-# a variable, a third of an MLM's bits is such a surplus.
+# what several share. In `town`, with all eleven slots hidden, a third of an MLM's
+# bits is such a surplus.
 #
 # ## The best that word-by-word guessing can do
 #
 # Could a cleverer MLM need fewer bits? Let a model see $c$ and give each hidden
-# word a distribution $q_i$ of its own. The logarithm of the product is a sum with
-# one term for each hidden word, and the mean of each term is $H(x_i \mid c)$ plus
-# a Kullback–Leibler divergence {cite}`cover2006elements`, which is never negative:
+# word a distribution $q_i$ of its own. The negative logarithm of their product is a
+# sum with one term for each hidden word, and the mean of each term is
+# $H(x_i \mid c)$ plus a Kullback–Leibler divergence {cite}`cover2006elements`,
+# which is never negative:
 #
 # $$
 # \begin{aligned}
@@ -288,10 +291,11 @@ assert 1 / 3 < 1 - facts["town"][1] / facts["town"][0] < 0.35
 # ## The same weights, asked twice
 #
 # Is the network too small to know that the words belong together? Train the MLM of
-# the first chapter on `pairs` with each of the two slots hidden with probability
-# one half, so that it meets sentences with one slot hidden and with both. Then let
-# it guess the first slot, tell it the answer, and let it guess the second. By the
-# chain rule, $P(x_1, x_2 \mid c)$ is $P(x_1 \mid c)$ times $P(x_2 \mid c, x_1)$.
+# the first chapter on `pairs` and hide each of the two slots with probability one
+# half, so that the model meets sentences with one slot hidden and with both. Then
+# let it guess the first slot, tell it the answer, and let it guess the second. By
+# the chain rule, $P(x_1, x_2 \mid c)$ is $P(x_1 \mid c)$ times
+# $P(x_2 \mid c, x_1)$.
 
 # %% tags=["nbval-ignore-output"]
 pairs = grammar("pairs")
@@ -330,7 +334,7 @@ print(f"in one go {in_one_go:.3f} bits, in two steps {in_two_steps:.3f} bits")
 # %% [markdown]
 # The same weights reach the floor in one go and the joint entropy in two steps. The
 # network knows the dependency; a product of separate predictions cannot express it.
-# See it write: each mask draws its word by itself.
+# Let it write, with each mask drawing its word by itself:
 
 # %% tags=["nbval-ignore-output"]
 with torch.no_grad():
@@ -349,22 +353,22 @@ possible = p_MV[0, happy] * p_MV[1, smiled] + p_MV[0, sad] * p_MV[1, wept]
 assert abs(possible - 0.5) < 0.05
 
 # %% [markdown]
-# The chain rule, however, needs one pass for each hidden word, and pre-training has
-# one in total.
+# The chain rule, however, needs one pass per hidden word; pre-training has one pass
+# for all.
 #
 # ## One pass with several stories
 #
 # One pass can be enough if the model may tell several stories. Let it output $k$
-# products instead of one, and a weight for each:
+# products instead of one, each with a weight:
 #
 # $$
 # Q(x_1, \dots, x_m \mid c)
 # = \sum_{z=1}^{k} w_z \prod_{i=1}^{m} q_{z,i}(x_i \mid c).
 # $$
 #
-# One product may say happy and smiled, another one sad and wept. How good are $k$
-# products for `fours`? Assign each mood to one of them, in all possible ways, and
-# keep the best.
+# One product may say *happy* and *smiled*, another *sad* and *wept*. How good are
+# $k$ products for `fours`? Assign each mood to one of them, in every way, and keep
+# the best.
 
 
 # %%
@@ -383,7 +387,7 @@ for k in (1, 2, 3, 4, 5):
     print(f"k = {k}: {best:.2f} bits")
 
 # %% [markdown]
-# One product is an MLM and stays on the floor of 4 bits. Four products, as many as
+# One product is an MLM and stays at the floor of 4 bits. Four products, as many as
 # there are moods, reach the joint entropy, and a fifth adds nothing. In general,
 # $k$ products get at most $(m - 1) \log_2 k$ bits below the floor.
 #
@@ -418,16 +422,16 @@ for k in (1, 2, 3, 4, 5):
 #
 # ## From stories to paths
 #
-# This has a limit: each new variable multiplies the number of products. `town` has
-# 72 values of $z$, and no output layer has room for those of real text.
-# {numref}`fig-stories` shows the way out, which is ExLM's. Give each mask $k$
-# *states*, each with its own distribution over words. Two stories are two rows of
-# states. Now let a state lead to *any* state of the next mask: every path through
-# the graph is a story, a product like those above, and $k m$ states tell $k^m$ of
-# them. The numbers on the edges say how likely each path is, and they can forbid
-# the ones that make no sense. An edge carries at most $\log_2 k$ bits, as the
-# choice of a product does; but that choice holds for all masks, and a path chooses
-# anew at every step.
+# Such a mixture has a limit: each new variable multiplies the number of products.
+# `town` has 72 values of $z$, and no output layer has room for those of real text.
+# {numref}`fig-stories` shows ExLM's way out. Give each mask $k$ *states*, each with
+# its own distribution over words. Two stories are two rows of states. Now let a
+# state lead to *any* state of the next mask: every path through the graph is a
+# story, a product like those above, and $k m$ states tell $k^m$ of them. The
+# numbers on the edges say how likely each path is, and can forbid those that make
+# no sense. Choosing an edge carries at most $\log_2 k$ bits, as choosing a product
+# does; but a product is chosen once for all masks, and a path chooses anew at every
+# step.
 
 # %% mystnb={"figure": {"caption": "Three masks with two states each. Above: a mixture of two stories. Below: the same six states as a graph, with eight paths. Here the first word decides on the second, and not on the third.", "name": "fig-stories"}, "image": {"alt": "Above, two separate chains, happy smiled sang and sad wept sighed. Below, edges lead from every state to both states of the next mask: from happy to smiled with 0.9, to wept with 0.1, and then on to either with 0.5."}} tags=["remove-input"]
 labels = ["BOS", "happy", "sad", "smiled", "wept", "sang", "sighed", "EOS"]
@@ -447,12 +451,12 @@ for ax, is_edge in zip(axes, (is_next & is_same, is_next), strict=True):
 # ## Dependence grows with the mask ratio
 #
 # {numref}`fig-ratio-bits` looks at the first 14 words of `town` alone, of which
-# eight depend on a variable. Each of these is hidden with probability $p$, and the
-# mean over all $2^8$ cases is exact. As $p$ grows, every word becomes more
-# uncertain, and the hidden words share more: 3% of an MLM's bits at $p = 15\%$
-# (less if all 22 words were in view), and 23% at 78.9%, the highest ratio in the
-# paper. A higher ratio also puts more [MASK] symbols into the input.
-# {ref}`chap-repeated` separates the two effects, and says where 78.9% comes from.
+# eight are slots. Each slot is hidden with probability $p$, and the mean over all
+# $2^8$ cases is exact. As $p$ grows, every word becomes more uncertain, and the
+# hidden words share more. The surplus is 3% of an MLM's bits at $p = 15\%$ (less if
+# all 22 words were in view), and 23% at 78.9%, the highest ratio in the paper. A
+# higher ratio also puts more [MASK] symbols into the input. {ref}`chap-repeated`
+# separates the two effects, and says where 78.9% comes from.
 
 # %% mystnb={"figure": {"caption": "Bits per hidden word of `town` as more is hidden, exact. The space between the curves is the total correlation.", "name": "fig-ratio-bits"}, "image": {"alt": "Two rising curves over the mask ratio, one by one above together; the space between them widens to more than a quarter."}} tags=["remove-input"]
 from exlm_mini.data.toy import Grammar
@@ -503,14 +507,14 @@ assert list(lost.values()) == sorted(lost.values())
 # %% [markdown]
 # ```{admonition} What others have repaired
 # :class: dropdown
-# Most work on [MASK] is about the symbol itself, which no real text has. BERT
-# leaves it out at a fifth of the chosen words {cite}`devlin2019bert`. ELECTRA lets
-# a small MLM fill the masks and trains the main model to spot what was replaced
+# Most work on [MASK] is about the symbol itself, which no real text has. BERT does
+# without it at a fifth of the chosen words {cite}`devlin2019bert`. ELECTRA lets a
+# small MLM fill the masks and trains the main model to spot what was replaced
 # {cite}`clark2020electra`. MAE-LM keeps [MASK] out of the encoder
 # {cite}`meng2024maelm`, and Mask More and Mask Later adds it at a later layer
 # {cite}`liao2022maskmore`. Token dropping lets tokens skip the middle layers
 # {cite}`hou2022dropping`, and {cite:t}`zhong2023dropping` recover meaning that
-# dropping tokens loses on top of masking. What masking itself takes out is still
+# dropping tokens loses on top of masking. What masking itself takes away is still
 # missing, and that is where the paper starts.
 # ```
 #
