@@ -16,9 +16,9 @@
 # {cite}`zheng2025exlm` separates them with a simple device: write each word
 # several times, *then* mask the copies. A [MASK] that stands beside a visible
 # copy of its word is only an unreal token. A word is lost when all its copies are
-# masked. You write this Repeated MLM, follow the paper's experiment, whose answer
-# (the lost words do the damage) is the reason for building ExLM, and repeat it on
-# a small scale.
+# masked. You write this Repeated MLM, follow the paper's experiment, and repeat it
+# on a small scale. The paper's answer, that the lost words do the damage, is its
+# reason for building ExLM.
 #
 # **It takes** 25 minutes and a minute of one CPU core. **Paper:** §3 and
 # Appendices B, C, E, F and G.
@@ -75,9 +75,9 @@ _ = torch.set_num_threads(1)
 # %% [markdown]
 # ## One ratio, two effects
 #
-# We need sentences whose words tell something about each other. In this small
-# language each word depends on a topic, a number or a tense, or on two of them. (A
-# cell that this page leaves out lists its words.)
+# We need sentences whose words carry information about each other. In this small
+# language each word depends on a topic, a number or a tense, or on two of them.
+# (The notebook lists its words.)
 
 # %% tags=["remove-input"]
 from exlm_mini.data.toy import Grammar, Position
@@ -123,10 +123,9 @@ for word_ids_N in language.sample(3, seed=0):
 # %% [markdown]
 # In plain masking, the mask ratio $p$ sets two things at once. It is the share of
 # [MASK] in the input, the *unreal tokens*, which a model meets in training and
-# never again. It is also the share of words that are missing, which the paper
-# calls *corrupted semantics*. Repeated MLM takes three small functions ($k$ is
-# the number of copies in this chapter; from the next one on it is the number of
-# states of a [MASK]):
+# never again. It is also the share of words that are missing, which the paper calls
+# *corrupted semantics*. Repeated MLM takes three small functions ($k$ counts the
+# copies here, and from the next chapter on the states of a [MASK]):
 
 
 # %%
@@ -157,8 +156,8 @@ def sentences(num_rows, seed):
 
 
 # %% [markdown]
-# {numref}`fig-repeated-rows` applies them to a sentence. Two thirds of both
-# masked rows are [MASK], but the first has lost four words, the second two.
+# {numref}`fig-repeated-rows` applies them to a sentence. Two thirds of each masked
+# row are [MASK], but the first has lost four words, the second two.
 
 # %% mystnb={"figure": {"caption": "A sentence, masked with p = 62%: once as it is (k = 1), and once after repetition (k = 2, in two lines). Red: all copies of the word are masked, so it is lost. Dark grey: a [MASK] beside a visible copy.", "name": "fig-repeated-rows"}, "image": {"alt": "Four rows of boxes: a sentence; the same with four of six words lost; and, on two lines, with every word twice, eight of twelve copies masked and two words lost."}} tags=["remove-input"]
 fig, axes = plt.subplots(4, 1, figsize=(3.9, 2.7))
@@ -195,9 +194,9 @@ for ax, title in zip(axes, ("the sentence", "k = 1", "k = 2"), strict=False):
 # %% [markdown]
 # ## How many words are lost
 #
-# The copies of a word are masked independently of each other, each with
-# probability $p$, so all $k$ of them are masked with probability $p^k$. The share
-# $s$ of lost words among $N$ is the mean of $N$ independent yes-or-no draws;
+# The copies of a word are masked independently of each other, each with probability
+# $p$, so all $k$ of them are masked with probability $p^k$. The share $s$ of lost
+# words in a sentence of $N$ is the mean of $N$ independent yes-or-no draws;
 # Appendix C gives its mean and variance:
 #
 # $$
@@ -283,8 +282,9 @@ assert len(filled) == 14
 # %% [markdown]
 # ## What the paper found
 #
-# Follow the horizontal line of 15% and then the last column upwards. In the first
-# four rows only the unreal tokens change, in the last four only the lost words:
+# In {numref}`fig-two-dials`, follow the horizontal line at 15% and then the last
+# column upwards. In the first four rows below only the unreal tokens change, in the
+# last four only the lost words:
 #
 # | [MASK] | lost | MNLI (%) | entropy (bits) |
 # |---|---|---|---|
@@ -299,10 +299,10 @@ assert len(filled) == 14
 # The accuracy after fine-tuning (Figure 3) falls by 0.8 points while [MASK] grows
 # from 15% to 78.9%, and by 3.2 while the lost words do. The entropy of the
 # predictions (Figure 5), the model's uncertainty about a lost word, falls by one
-# bit in the first part and rises by more than five in the second. On the four tasks
-# of Appendix F, accuracy varies 1.5 to 4 times as much in the second part.
-# {numref}`fig-paper-curves` has all 14 models. With 2.25% lost, every line is below
-# its best, presumably because so few words leave little to learn.
+# bit along the line and rises by more than five along the column. On the four tasks
+# of Appendix F, accuracy varies 1.5 to 4 times as much along the column.
+# {numref}`fig-paper-curves` has all 14 models. At 2.25% lost, every line is below
+# its best, presumably because so few lost words leave little to learn.
 
 # %% mystnb={"figure": {"caption": "The paper's Figures 3 and 5, against the share of lost words; one line for each number of copies.", "name": "fig-paper-curves"}, "image": {"alt": "Above, MNLI accuracy rises up to 15% lost words or more, and then falls, along every line; below, the entropy of predictions rises."}} tags=["remove-input"]
 from exlm_lab.experiments.paper import printed_grid
@@ -335,9 +335,9 @@ _ = fig.legend(
 # ## Which positions to measure
 #
 # Entropies of models with different $k$ can only be compared on equal tasks. Most
-# masked positions of a repeated sentence have a visible copy of their word
-# nearby, and there a model only has to copy. The paper therefore counts only lost
-# words, and averages over the copies of each (Appendix E).
+# masked positions of a repeated sentence have a visible copy of their word nearby,
+# and there the model only has to copy. The paper therefore counts only lost words,
+# and averages over the copies of each (Appendix E).
 #
 # What would a perfect model reach? It sees the words that have a copy left;
 # further copies add nothing, and which copies are masked says nothing about the
@@ -368,18 +368,18 @@ def perfect_entropy(s):
 print(*(f"{perfect_entropy(s):.2f}" for s in (0.15, 0.387, 0.622, 0.789)))
 
 # %% [markdown]
-# So for a perfect model [MASK] costs nothing, and the four entropies on the paper's
-# line of 15% would be equal. But they fall by one bit. Something other than the
-# language differs along the line; one candidate is training. A model with $k$
+# So for a perfect model [MASK] tokens cost nothing, and the four entropies on the
+# paper's line at 15% would be equal. But they fall by one bit. Something other than
+# the language differs along the line; one candidate is training. A model with $k$
 # copies predicts $pkN$ positions per text, 42 times as many at $k = 8$,
 # $p = 78.9\%$ as at $k = 1$, $p = 15\%$, in the same number of steps.
 #
 # ## Three models
 #
-# Three models suffice to change each share once while the other stays. Each is the
-# package's MLM, larger than yours and unchanged; only its input is repeated. Rows
-# have unequal numbers of masked copies, so the loss is the mean over copies, not
-# over rows as in {ref}`chap-one-notebook`.
+# Three models suffice to change each share once while the other stays fixed. Each
+# is the package's MLM, larger than yours; the model is unchanged, only its input is
+# repeated. Rows have unequal numbers of masked copies, so the loss is the mean over
+# copies, not over rows as in {ref}`chap-one-notebook`.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -435,21 +435,21 @@ ax.legend(loc="lower right", fontsize=8)
 _ = ax.set(xlabel="share of lost words (%)", ylabel="entropy (bits)", ylim=(0, 2))
 
 # %% [markdown]
-# When [MASK] grows from 15% to 62% at an equal lost share, the entropy falls a
-# little, as in the paper. When the lost share grows from 15% to 62% at equal
-# [MASK], it rises by more than half a bit. The points lie a little above the line:
-# the models are not perfect, and there is one of each.
+# When [MASK] grows from 15% to 62% with the lost share fixed, the entropy falls a
+# little, as in the paper. When the lost share grows as much with [MASK] fixed, it
+# rises by more than half a bit. The points lie a little above the line: the models
+# are not perfect, and each was trained only once.
 #
 # ## What the models have learned
 #
-# Does the lost share also decide what a model has *learned*? The study trains all
-# cells with at least 15% lost words on `town`, a language of longer sentences, in
-# ten seeds. A linear probe then reads the sentence's hidden variables from the
-# model's states. The comparison has to be fair: after equal numbers of steps, our
-# small models with more [MASK] at the same lost share are further from their
-# optimum, because they must also learn to copy. So each run ends at an equal degree
-# of *competence*: when its cross-entropy on lost words has come 40% of the way from
-# guessing without context to the best possible.
+# Does the lost share also decide what a model has *learned*? Our study trains all
+# combinations with at least 15% lost words on `town`, the language of
+# {ref}`chap-multimodality`, with ten seeds each. A linear probe then reads the
+# sentence's hidden variables from the model's states. The comparison has to be
+# fair: after equal numbers of steps, our small models with more [MASK] at the same
+# lost share are further from their optimum, because they must also learn to copy.
+# So each run ends at the same *competence*: when its cross-entropy on lost words
+# has come 40% of the way from guessing without context to the best possible.
 
 # %% mystnb={"figure": {"caption": "What a linear probe reads at equal competence: means of ten seeds with their 95% intervals. Points of one colour have the same share of [MASK]; colours are shifted sideways a little.", "name": "fig-competence"}, "image": {"alt": "Points that fall from left to right with the share of lost words. At 15% lost, the one with the least [MASK] is the lowest; at 39% and more the colours have no order."}} tags=["remove-input"]
 from pathlib import Path
@@ -472,14 +472,14 @@ ax.legend(fontsize=8)
 _ = ax.set(xlabel="lost words (%)", ylabel="hidden variables read (%)")
 
 # %% [markdown]
-# The points scatter, so fit a plane to each seed. From 0 to 100% lost words the
-# probe reads 7.3 ± 4.1 points less; from 0 to 100% [MASK], 2.4 ± 3.1 points *more*,
-# which may be chance; the difference is 9.8 ± 6.0 (95% intervals,
-# {ref}`chap-findings`). So the paper's answer holds here: *the missing words do the
-# damage, not the [MASK] tokens.* How well such models fine-tune is another
-# question, which models this small cannot answer: 42 of them, fourteen cells with
-# three seeds each, differ more between seeds than between cells ({ref}`all-sweeps`,
-# sweep `repeated-mlm`).
+# The points scatter, so fit a plane over the two shares to each seed. From 0 to
+# 100% lost words the probe reads 7.3 ± 4.1 points less; from 0 to 100% [MASK], 2.4
+# ± 3.1 points *more*, which may be chance; the difference is 9.8 ± 6.0 (95%
+# intervals, {ref}`chap-findings`). So the paper's answer holds here: *the missing
+# words do the damage, not the [MASK] tokens.* How well such models fine-tune is
+# another question, which models this small cannot answer: 42 of them, fourteen
+# combinations with three seeds each, differ more between seeds than between
+# combinations ({ref}`all-sweeps`, sweep `repeated-mlm`).
 
 # %% mystnb={"code_prompt_show": "Checked: the sums of the paper's table, the exact entropies, the three models, and the recorded slopes"} tags=["hide-cell", "check"]
 line = [(0.15, 1), (0.387, 2), (0.622, 4), (0.789, 8)]
@@ -529,11 +529,11 @@ for slope_S, said in (
 # %% [markdown]
 # ## Related work
 #
-# That [MASK] is an unreal token was known from BERT on, and ELECTRA
+# That [MASK] is an unreal token has been known since BERT, and ELECTRA
 # {cite}`clark2020electra` and MAE-LM {cite}`meng2024maelm` keep it away from the
 # encoder. How far $p$ may be raised was studied too {cite}`wettig2023mask`
-# {cite}`liao2022maskmore`; raising it changes both shares together. Repeated MLM
-# separates them. If the lost words are what hurts, the remedy has to help where
+# {cite}`liao2022maskmore`, but raising it changes both shares together; Repeated
+# MLM separates them. If the lost words are what hurts, the remedy has to help where
 # several words fit the remaining context. ExLM does so with several states per
 # [MASK], which {ref}`chap-expansion` builds.
 #
