@@ -14,9 +14,9 @@
 # at that [MASK] has to hold everything the word could be. When the sentence
 # allows *happy* as well as *sad*, both end up in the same vector. ExLM
 # {cite}`zheng2025exlm` gives each [MASK] $k$ states, so that one can stand for
-# *happy* and another for *sad*. This chapter writes the step that makes room for
-# them, and answers the question that comes with it: how does a state find out
-# which one it is?
+# *happy* and another for *sad*. Here you write the step that makes room for them,
+# and answer the question that comes with it: how does a state find out which one it
+# is?
 #
 # **It takes** 25 minutes and half a minute of one CPU core. **Paper:** §4.1, §4.2,
 # Appendix P and Table 2.
@@ -121,12 +121,12 @@ _ = ax.set(xlim=(-0.6, 8.6), ylim=(-0.5, 2.1))
 #
 # ## A batch of unequal rows
 #
-# Rows have different numbers of masks, so their expanded rows differ in length.
-# Two tensor operations replace the loop over tokens. Add up the numbers of copies
-# from left to right: the sum says where the copies of each token *end* in the
+# Rows have different numbers of masks, so their expanded rows differ in length. Two
+# tensor operations replace the loop over tokens. Add up the numbers of copies from
+# left to right: the running sum says where the copies of each token *end* in the
 # expanded row. The token at a given place is then the first one whose copies end
-# beyond that place, and `searchsorted` finds it. [PAD] gets no copy, and $j$ is
-# the distance from the first copy, plus one.
+# beyond that place, and `searchsorted` finds it. [PAD] gets no copy, and the $j$ of
+# a clone is its distance from the first copy, plus one.
 
 
 # %% tags=["save"]
@@ -150,9 +150,9 @@ def expand(masked_BN, k):
 # that the ordinary tokens have done their work: they are known and predict
 # nothing. Only the outputs at clones are used further, and those at [BOS] and
 # [EOS], where a path begins and ends. They are the *states* of the graph; `pack`
-# moves them together. (In the paper [BOS] and [EOS] are one state each, Appendix
-# P. The released code clones them $k$ times and predicts them like words; the
-# package has both readings, and `official` is its default.)
+# moves them together. (In the paper [BOS] and [EOS] are one state each, Appendix P.
+# The released code clones them $k$ times and predicts them like words; the package
+# can do both, and its default, `official`, follows the code.)
 
 
 # %% tags=["save"]
@@ -174,20 +174,20 @@ place_BL, is_real_BL = pack(is_state_BT)
 print("states", *place_BL.tolist(), "\nreal  ", *is_real_BL.int().tolist())
 
 # %% [markdown]
-# Each row has its own number of states: six, and four with two columns of filling.
+# The first row has six states, the second four and two columns of padding.
 #
 # **What it costs.** A row of $N$ tokens with $m$ masks has $N + (k-1)\,m$ tokens
 # after expansion. At a mask ratio of 15% and with $k = 4$ the encoder reads 1.45
-# times as many tokens as an MLM's, and the vocabulary is scored at four states
-# for each mask. All counted, a training step costs 1.7 times an MLM's; the paper
-# measured 1.9. {ref}`chap-longer-rows` counts, and shows how to lower the cost.
+# times as many tokens as an MLM's, and the vocabulary is scored at four states for
+# each mask. In all, a training step costs 1.7 times an MLM's; the paper measured
+# 1.9. {ref}`chap-longer-rows` does the counting and shows how to lower the cost.
 #
 # ## How the encoder sees a coordinate
 #
 # RoPE takes the numbers of a query and of a key in pairs and turns each pair, as an
 # arrow in the plane, by an angle proportional to its position
-# {cite}`su2021roformer`. If both arrows are turned by the same angle, their scalar
-# product stays the same, so it only depends on the difference of the two positions.
+# {cite}`su2021roformer`. If two arrows are turned by the same angle, their scalar
+# product stays the same, so it depends only on the difference of their positions.
 # Your `rope_2d` turns one half of a head by $i$ and the other by $j$:
 
 # %% mystnb={"figure": {"caption": "The fastest pair of each half, for a [MASK] at i = 3 with three clones and the tokens beside it. Left: all clones point in one direction. Right: the clones fan out, and the two ordinary tokens coincide. Lengths differ only to be seen.", "name": "fig-halves"}, "image": {"alt": "Two circles of arrows. By i the three clones lie on top of each other between their neighbours; by j they point in three directions."}} tags=["remove-input"]
@@ -210,9 +210,8 @@ style = {"ncols": 5, "handlelength": 0.8, "columnspacing": 0.7, "fontsize": 8}
 _ = fig.legend(loc="outside upper center", **style)
 
 # %% [markdown]
-# Let $R(i, j)$ be the rotation by `rope_2d`. The scalar product of two heads is the
-# sum over their halves. With a query $q$ at $(i, j)$ and a key $\kappa$ at
-# $(i', j')$,
+# Let $R(i, j)$ be the rotation by `rope_2d`. A scalar product is the sum over the
+# two halves. With a query $q$ at $(i, j)$ and a key $\kappa$ at $(i', j')$,
 #
 # $$
 # \begin{aligned}
@@ -223,8 +222,9 @@ _ = fig.legend(loc="outside upper center", **style)
 #
 # where $A$ and $B$ depend on $q$ and $\kappa$. The softmax of attention turns the
 # sum into a product. So one head can ask for "the next mask" with its first half
-# and for "the same clone" with its second. Take a random query and key at two pairs
-# of coordinates with equal differences, (2, 1), and then at a third with (1, 2):
+# and for "the same clone" with its second. Score a random query and key at two
+# pairs of places whose coordinates differ by (2, 1), and then at a third that
+# differs by (1, 2):
 
 # %% tags=["nbval-ignore-output"]
 query, key = torch.randn(2, 1, 1, 1, 16, generator=torch.Generator().manual_seed(5))
@@ -243,7 +243,7 @@ for places in ((3, 1, 5, 2), (43, 2, 45, 3), (3, 1, 4, 3)):
 # %% [markdown]
 # ## Three ways to tell a clone where it is
 #
-# Was it necessary to have two coordinates? There are two simpler ways:
+# Are two coordinates necessary? Compare two simpler ways:
 #
 # | way | what the encoder is told |
 # |---|---|
@@ -274,16 +274,16 @@ for way in WAYS:
     print(f"{way:9} clones of the first mask differ by {apart:.1f}")
 
 # %% [markdown]
-# An encoder with random weights read a sentence with two masks. **Told $i$ alone,
-# the clones do not differ**, and no training changes that. A layer computes an
-# output from a vector, its rotation, and the set of all keys and values. Two
+# Here an encoder with random weights read a sentence with two masks. **Told $i$
+# alone, the clones do not differ**, and no training changes that. A layer computes
+# an output from a vector, its rotation, and the set of all keys and values. Two
 # clones with the same vector and the same rotation get the same output, enter the
 # next layer as equals, and so on. They predict the same word, and which of them a
 # path takes does not change what it says.
 #
 # To see what position alone does to attention, give all tokens the same query and
-# the same key. A token then attends most to itself and its neighbours (and to
-# tokens six away, which is nearly a full turn of the fastest pair).
+# key. A token then attends most to itself and its neighbours (and to tokens six
+# away, which is nearly a full turn of the fastest pair).
 
 # %% mystnb={"figure": {"caption": "Attention of the four clones of the first [MASK], (3,1) to (3,4), to all tokens (columns), if position is all that tells tokens apart.", "name": "fig-clone-sees"}, "image": {"alt": "Three maps. By i, four equal rows. By place, each row is the one above moved by a step. In 2D, each clone prefers the clone of the other mask that has its own number."}} tags=["remove-input"]
 same_11Td = torch.full((1, 1, ids_1T.shape[1], 16), 0.6)
@@ -304,19 +304,19 @@ for ax, (way, weight_TT) in zip(axes, attention.items(), strict=True):
 _ = axes[-1].tick_params(axis="x", rotation=90)
 
 # %% [markdown]
-# By place, each clone has a position of its own, one after the other, so clones
-# differ. But every mask between two words now pushes these words $k - 1$ places
-# further apart. With ten masks in a row of text that is thirty places, and
-# downstream, where there are no masks, the encoder meets distances unlike those in
-# training. With 2D RoPE all four clones look at the sentence from the same
-# position, and each prefers the clone of the *other* mask that has its own number.
+# By place, each clone has a position of its own, so clones differ. But every mask
+# between two words now pushes these words $k - 1$ places further apart. With ten
+# masks and $k = 4$ that is thirty places, and downstream, where there are no masks,
+# the encoder meets distances unlike those in training. With 2D RoPE all four clones
+# look at the sentence from the same position, and each prefers the clone of the
+# *other* mask that has the same number.
 #
 # ## A clone that must say its number
 #
-# How hard is it for a clone to find out which one it is? Train for just that:
-# small encoders read random rows of 24 words with a third of them masked, and a
-# linear layer names the number $j$ of each clone from its state. The four numbers
-# are 2 bits. Told $i$ alone, a model cannot get below 2.
+# How hard is it for a clone to find out which one it is? Train for just that: small
+# encoders read random rows of 24 words with a third of them masked, and a linear
+# layer predicts the number $j$ of each clone from its state. One number out of four
+# is 2 bits; told $i$ alone, a model cannot get below that.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -411,14 +411,14 @@ assert curves["2D"][100] < 0.1 and curves["2D"][50] < curves["by place"][50]
 #
 # In the paper, ExLM without 2D RoPE loses half a point: 84.6 against 85.1 on MNLI,
 # 80.9 against 81.4 on average over four tasks (Table 2, which does not say what
-# replaced it). On `pairs`, whose masks never move, it makes no difference: our
-# recorded runs, helped over the start as in {ref}`chap-symmetric-start`, end at one
-# bit in 2D and by place ({ref}`reproduction`). Where the number of masks changes,
-# it makes a large one. In a small language whose words depend on each other, models
+# replaced it). On `pairs`, whose masks never move, 2D RoPE makes no difference: our
+# recorded runs, with the aids of {ref}`chap-symmetric-start`, end at one bit in 2D
+# and by place ({ref}`reproduction`). Where the number of masks changes, the
+# difference is large. In a small language whose words depend on each other, models
 # trained with 30% of the words masked, and tested with 90%, need 30.4 bits per row
 # by place and 8.7 in 2D; with a vector for each clone, 33.1 and 8.8
-# ({ref}`chap-findings`). Neither is good there, for the floor of an MLM is 5.6, but
-# by place the model fails. The additional clones push the words to places and
+# ({ref}`chap-findings`). Neither is good there, as the floor of an MLM is 5.6, but
+# by place the model fails: the additional clones push the words to places and
 # distances that no training row had.
 
 # %% mystnb={"code_prompt_show": "Checked: these are the means of ten recorded seeds each"} tags=["hide-cell", "check"]
@@ -438,14 +438,14 @@ for name, mean in {
     assert len(bits[name]) == 10 and round(bits[name].mean(), 1) == mean
 
 # %% [markdown]
-# Next, {ref}`chap-dag-naive` puts paths through these states.
+# Next, {ref}`chap-dag-naive` leads paths through these states.
 #
 # ## Exercise: a vector instead of a number
 #
 # Tell the encoder $i$ alone, and add to each clone's input a vector of its own that
 # depends on $j$, as `ToyExLM` did. **Predict** whether the loss of `OwnNumber` then
-# falls below 2 bits, and whether it falls faster or slower than in 2D. Subclass
-# `OwnNumber` (the encoder takes `added_BTD`), train, then open the solution.
+# falls below 2 bits, and whether faster or slower than in 2D. Subclass `OwnNumber`
+# (the encoder takes `added_BTD`), train, then open the solution.
 
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
