@@ -161,9 +161,9 @@ table.round(4)
 
 # %% [markdown]
 # Almost four fifths of the sum comes from one path. In the first and the last row
-# both words are said by states of the same mask. That is allowed, but these two
-# paths have little weight here. The training objective of §4.3 needs only the sum
-# of the scores, so nobody has to know which path is the right one:
+# both words are said by states of the same mask; that is allowed, but has little
+# weight here. The training objective of §4.3 needs only the sum of the scores, so
+# nobody has to know which path is the right one:
 #
 # $$
 # \mathcal{L}_{\text{SA}}
@@ -180,13 +180,13 @@ table.round(4)
 # ## Three nested loops compute the same sum
 #
 # There are many paths, but few edges to build them from: 15 in our graph. So the
-# paths must share a lot. Cut all paths off after target $i$ and look at those
+# paths have much in common. Cut all paths off after target $i$ and look at those
 # that are then in state $u$. Call the sum of their scores $f_{i,u}$.
 #
-# Each of them came from some state $v < u$ by its last edge. That edge multiplied
-# its score by $\mathbf{E}_{v,u}$ and $\mathbf{P}_u(y_i)$, whatever had happened
-# before. So these two factors can be pulled out of the sum, and what is left for
-# each $v$ is the sum over all paths that were in $v$ one target earlier, which is
+# The last edge of each path came from some state $v < u$. That edge multiplied its
+# score by $\mathbf{E}_{v,u}$ and $\mathbf{P}_u(y_i)$, whatever had happened before.
+# So these two factors can be pulled out of the sum, and what is left for each $v$
+# is the sum over all paths that were in $v$ one target earlier, which is
 # $f_{i-1,v}$:
 #
 # $$
@@ -225,9 +225,9 @@ pd.DataFrame(f_ML, ["BOS", "great", "glad", "EOS"], labels).round(3)
 # partial paths end there, one through 1.1 with $0.225 \cdot 0.50 \cdot 0.5$ and
 # one through 1.2 with $0.020 \cdot 0.45 \cdot 0.5$, together $0.061$.
 #
-# Drag a slider to change a number of the graph; the other edges from the same
-# state share what remains. The entries of $f$ that follow are framed, and the
-# bars show what share each path has.
+# Drag a slider to change a number of the graph; the other edges from the same state
+# share what remains. The entries of $f$ that change are framed, and the bars show
+# the share of each path.
 
 # %% tags=["remove-input"]
 KNOBS = [("edge", 0, 1), ("edge", 1, 3), ("says", 1, 1), ("says", 2, 3)]
@@ -315,10 +315,10 @@ assert log_f.isfinite() and torch.autograd.grad(log_f, log_E_LL)[0].isnan().any(
 # %% [markdown]
 # ## Forward and backward
 #
-# $f_{i,u}$ covers what happened until state $u$ spoke. For what happens after
-# that, Appendix I.1 defines *backward sums* $\beta_{i,u}$: from state $u$, which
-# has just said $y_i$, over all ways to the end. The forward sums, our $f$, are
-# called $\alpha$ there.
+# $f_{i,u}$ covers what happened until state $u$ spoke. For what happens after that,
+# Appendix I.1 defines *backward sums* $\beta_{i,u}$ over all ways to the end from
+# state $u$, which has just said $y_i$. The forward sums, our $f$, are called
+# $\alpha$ there.
 #
 # $$
 # \begin{aligned}
@@ -346,18 +346,18 @@ def backward(P_ML, E_LL):
 
 
 # %% [markdown]
-# A somewhat larger graph shows more: three masks, $L = 8$ states, $M = 5$ targets,
-# random numbers (`random_graph` is in the closed cell above).
+# A larger graph shows more: three masks, $L = 8$ states, $M = 5$ targets and random
+# numbers (`random_graph` is in the folded cell above).
 
 # %%
 big_P_ML, big_E_LL = random_graph(5, 8, seed=6)
 big_E_LL = big_E_LL / big_E_LL.sum(dim=1, keepdim=True).clamp(min=1e-9)
 
 # %% [markdown]
-# {numref}`fig-naive-trellis` unrolls it, with a row for each target; a path is a
-# line from corner to corner. Look at the marked point, where state 2.2 says the
-# third target. Three partial paths lead there, two lead on, and each of the three
-# can be continued by either of the two: six paths.
+# {numref}`fig-naive-trellis` unrolls this graph, with a row for each target; a path
+# is a line from corner to corner. Look at the marked point, where state 2.2 says
+# the third target. Three partial paths lead there, two lead on, and each of the
+# three can be continued by either of the two: six paths.
 
 # %% mystnb={"figure": {"caption": "All 20 paths, unrolled. At the marked point alpha sums the blue ways in and beta the red ways out.", "name": "fig-naive-trellis"}, "image": {"alt": "A grid of eight states and five targets. Three blue lines come from the upper left to the marked point, two red ones lead on to the lower right."}} tags=["remove-input"]
 big_labels = ["BOS", "1.1", "1.2", "2.1", "2.2", "3.1", "3.2", "EOS"]
@@ -387,9 +387,9 @@ _ = ax.set(xlabel="state u", ylabel="target i")
 # So $\alpha_{i,u}\,\beta_{i,u}$ is the sum over all paths in which state $u$ says
 # target $i$. Every path visits *some* state at target $i$, so each row of the
 # product adds up to the likelihood, $\sum_u \alpha_{i,u}\,\beta_{i,u} = f_{M,L}$.
-# What is not zero is a band, the *cone* ({numref}`fig-naive-posterior`): to its
-# left a path cannot be at its $i$-th stop yet, from its right it cannot reach the
-# end in time.
+# Only a band of entries, the *cone*, is not zero ({numref}`fig-naive-posterior`): a
+# path has already left the states to its left, and from those to its right it
+# cannot say all remaining targets.
 
 # %% mystnb={"figure": {"caption": "The product of forward and backward sums, as a share of the likelihood in percent. Empty fields are exactly zero. Every row sums to 100.", "name": "fig-naive-posterior"}, "image": {"alt": "A table of five targets and eight states with a diagonal band of percentages; every row sums to 100."}} tags=["remove-input"]
 alpha_ML, beta_ML = forward(big_P_ML, big_E_LL), backward(big_P_ML, big_E_LL)
@@ -430,8 +430,8 @@ def gamma_and_xi(P_ML, E_LL):
 
 # %% [markdown]
 # Now increase the logarithm of one emission a little. The log scores of the paths
-# that use it grow by as much, and $\log f_{M,L}$ by their share of that, which is
-# the posterior. The same holds for an edge:
+# that use it grow by the same amount, and $\log f_{M,L}$ by that amount times their
+# share, the posterior. The same holds for an edge:
 #
 # $$
 # \frac{\partial \log f_{M,L}}{\partial \log \mathbf{P}_u(y_i)}
@@ -451,7 +451,7 @@ print("third target, by autograd", *(f"{x:.4f}" for x in grad_ML[2].tolist()))
 
 # %% [markdown]
 # One step further back are the logits $\mathbf{z}_u$, which a softmax turns into
-# $\mathbf{P}_u$; the gradient of $\log \mathbf{P}_u(y)$ there is
+# $\mathbf{P}_u$; the gradient of $\log \mathbf{P}_u(y)$ with respect to them is
 # $\mathbf{e}_y - \mathbf{P}_u$, where $\mathbf{e}_y$ is 1 at word $y$ and 0
 # elsewhere. A masked language model pulls each state towards one word: the gradient
 # of its loss is $\mathbf{P}_u - \mathbf{e}_y$. ExLM does the same, weighted by the
@@ -469,12 +469,12 @@ print("third target, by autograd", *(f"{x:.4f}" for x in grad_ML[2].tolist()))
 #
 # ```{admonition} As printed in the paper
 # :class: dropdown
-# Appendix I.2 prints two formulas for these gradients, and as printed both differ
-# from {eq}`eq-naive-gradient`. They divide by the whole last row of $\alpha$
+# The two formulas that Appendix I.2 prints for these gradients differ from
+# {eq}`eq-naive-gradient`. They divide by the sum of the last row of $\alpha$
 # instead of $f_{M,L}$. With that corrected, the one for $\mathbf{P}$ is the
-# gradient with respect to $\log \mathbf{P}$, and the one for $\mathbf{E}$ lacks
-# the emission $\mathbf{P}_u(y_i)$ and the sum over $i$. This is about the printed
-# page only; the released code computes the right gradients.
+# gradient with respect to $\log \mathbf{P}$, and the one for $\mathbf{E}$ lacks the
+# emission $\mathbf{P}_u(y_i)$ and the sum over $i$. The released code computes the
+# right gradients.
 # ```
 
 # %% mystnb={"code_prompt_show": "Checked: αβ, gamma and xi equal shares of listed paths and autograd; the logits follow; I.2 as printed is off by more than 5%"} tags=["hide-cell", "check"]
@@ -528,11 +528,11 @@ assert off_iLL.amin(dim=0).max() > 0.05 * true_LL.where(is_forward_LL, 0.0).max(
 # %% [markdown]
 # ## Ask the graph
 #
-# Back to the first graph. The explorer below runs your forward and backward loops
-# in the page. While no word is fixed, it shows how often each state speaks, and
-# what each mask says on average. Click *great* below Mask 1 and *glad* below Mask
-# 2: now the path through 1.1 and 2.1 has almost four fifths of the probability.
-# Then try *awful* and *sorry*, or click a state to make all paths go through it.
+# The explorer below runs your forward and backward loops on the first graph. While
+# no word is fixed, it shows how often each state speaks, and what each mask says on
+# average. Click *great* below Mask 1 and *glad* below Mask 2: now the path through
+# 1.1 and 2.1 has almost four fifths of the probability. Then try *awful* and
+# *sorry*, or click a state to make all paths go through it.
 
 # %% tags=["remove-input"]
 from exlm_mini.reading.explorer import explorer
@@ -553,11 +553,11 @@ explorer(scene)
 # %% [markdown]
 # ## The best path
 #
-# Sometimes we want one alignment and not the sum: to show it, or to decode.
-# Replace the sum in {eq}`eq-naive-recursion` by a maximum. The largest of several
-# products with a common factor is the factor times the largest of the rest, so
-# the derivation holds as it stands. If we remember which $v$ won, we can walk
-# back from the end. This is the Viterbi algorithm.
+# Sometimes we want one alignment and not the sum, to show it or to decode. Replace
+# the sum in {eq}`eq-naive-recursion` by a maximum. The largest of several products
+# with a common factor is the factor times the largest of the rest, so the
+# derivation holds as it stands. If we remember which $v$ won, we can walk back from
+# the end. This is the Viterbi algorithm.
 
 
 # %% tags=["save"]
@@ -580,7 +580,7 @@ def best_path(P_ML, E_LL):
 
 # %% [markdown]
 # To *fill* the masks, let every state say its likeliest word and take the best
-# path. Is that the most probable filling? For the first graph we can ask all 16:
+# path. Is that the most probable filling? For the first graph we can score all 16:
 
 # %%
 fillings = {
@@ -594,8 +594,8 @@ table = pd.DataFrame(fillings, ["all paths", "best path"]).T
 table.sort_values("all paths", ascending=False).head(4).round(4)
 
 # %% [markdown]
-# The best of all paths says *great glad*. The most probable filling is *awful
-# sorry*: its best path scores less, but its paths add up to more. *Great glad*
+# The best of all paths says *great glad*, but the most probable filling is *awful
+# sorry*: its best path scores less, yet its paths add up to more. *Great glad*
 # comes fourth. So Viterbi gives the best alignment, but only a guess at the best
 # words.
 
@@ -639,22 +639,22 @@ for first, second in product(words, words):
     np.testing.assert_allclose(of_page.edge_LL, edge_LL, atol=1e-9)
 
 # %% [markdown]
-# The package judges all of these functions: it takes batches of logarithms, and its
+# The package judges these functions: it takes batches of logarithms, and its
 # backend `naive` is your three loops. {ref}`chap-dag-vectorized` makes them fast.
 #
-# **Related work.** Multiplication distributes over addition; that is all the
-# recursion uses, and speech recognition has used it in the same way since CTC
+# **Related work.** All that the recursion uses is that multiplication distributes
+# over addition; speech recognition has used it in the same way since CTC
 # {cite}`graves2006ctc`. The graph, its loss and the first GPU kernels for it come
-# from the DA-Transformer {cite}`huang2022datransformer`, a translation model,
-# whose algorithm the authors of ExLM adopted (Appendix I).
-# {cite}`shao2022viterbi` decode it with Viterbi.
+# from the DA-Transformer {cite}`huang2022datransformer`, a translation model, whose
+# algorithm the authors of ExLM adopted (Appendix I). Others decode that model with
+# Viterbi {cite}`shao2022viterbi`.
 #
 # ## Exercise: a sparse graph
 #
-# Take the two edges inside a mask away, 1.1 → 1.2 and 2.1 → 2.2, and divide each
-# row of $\mathbf{E}$ by its sum, so that it is a distribution again. **Predict:**
-# how many paths are left, and does the likelihood of *great glad* rise or fall?
-# Change `E_LL`, run `forward`, then open the solution.
+# Remove the two edges inside a mask, 1.1 → 1.2 and 2.1 → 2.2, and divide each row
+# of $\mathbf{E}$ by its sum, so that it is a distribution again. **Predict:** how
+# many paths are left, and does the likelihood of *great glad* rise or fall? Change
+# `E_LL`, run `forward`, then open the solution.
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 sparse_LL = E_LL.clone()
