@@ -11,14 +11,14 @@
 # # ExLM from your own pieces
 #
 # You have written an encoder, the states of a [MASK] with their two coordinates,
-# and the sum over all paths through a graph. In this chapter you put them
-# together, in one class, into a model that takes rows with any number of masks.
-# The package judges it: given your weights, it must find your numbers. Then you
-# train it as the paper says, and it ends at two bits, as the MLM did.
+# and the sum over all paths through a graph. In this chapter you put them together
+# in one class, a model that takes rows with any number of masks. The package judges
+# it: given your weights, it must find your numbers. Then you train it as the paper
+# says, and it ends at two bits, as the MLM did.
 #
 # What makes ExLM more than an MLM with more states is the transition matrix
 # $\mathbf{E}$. Only through it can the states of two masks agree on a reading;
-# without it, however many states there are, the words are predicted independently.
+# without it the words are predicted independently, however many states there are.
 #
 # **It takes** 25 minutes and half a minute of one CPU core. **Paper:** §4.2, §4.3
 # and Appendix Q.3 of {cite}`zheng2025exlm`.
@@ -90,7 +90,7 @@ _ = torch.set_num_threads(1)
 # A path visits one state for every hidden word and must never return to a state.
 # The paper takes the simplest rule that ensures this: state $v$ may lead to state
 # $u$ only if $v < u$, in the order of the row. Your `Transition` takes the rule as
-# a matrix, and gives each row a softmax over its allowed edges:
+# a matrix and gives each row a softmax over its allowed edges:
 
 # %%
 is_edge_LL = torch.ones(6, 6).triu(1).bool()
@@ -136,13 +136,12 @@ class Head(nn.Module):
 # %% [markdown]
 # ## All of it, in one class
 #
-# Expand the row, encode it, keep the states, link them, score the targets, sum
-# over the paths. A row with fewer masks has fewer states and targets than its
-# neighbours; no edge leads into the columns that fill it up, and its likelihood
-# stands at its own last target and last state. The loss of §4.3, **states
-# alignment**, is minus the logarithm of this likelihood. A state is pulled towards
-# word $i$ in proportion to the share of the paths that let it say word $i$
-# ({ref}`chap-dag-naive`).
+# Expand the row, encode it, keep the states, link them, score the targets, sum over
+# the paths. A row with fewer masks has fewer states and targets than others; no
+# edge leads into the columns that pad it, and its likelihood is read at its own
+# last target and last state. The loss of §4.3, **states alignment**, is minus the
+# logarithm of this likelihood. A state is pulled towards word $i$ in proportion to
+# the share of the paths that let it say word $i$ ({ref}`chap-dag-naive`).
 
 
 # %% tags=["save"]
@@ -195,9 +194,9 @@ class ExLM(nn.Module):
 # %% [markdown]
 # ## The package is the judge
 #
-# Give it rows with unequal numbers of masks: any of the eleven words of a
+# Give both models rows with unequal numbers of masks: any of the eleven words of a
 # sentence may be hidden. The package's `ExLM` can do more (half precision, GPUs,
-# texts), but its parameters have the names of yours, so your weights fit into it.
+# texts), but its parameters have the same names, so it can load your weights.
 
 # %% tags=["nbval-ignore-output"]
 from exlm_mini.config import ModelConfig, SpecialIds
@@ -243,9 +242,9 @@ torch.testing.assert_close(ours_BLL[real], theirs_BLL[real], rtol=1e-4, atol=1e-
 # %% [markdown]
 # ## Trained as the paper says
 #
-# Leave out the learned vectors and the equal edges of chapter 1, which are not the
-# paper's. Hide both slots of `pairs`, so that the floor of an MLM is two bits and
-# the best possible score is one, and train on rows drawn at random.
+# Leave out the learned vectors and the equal initial edges of chapter 1, which are
+# not in the paper. Hide both slots of `pairs`, so that the floor of an MLM is two
+# bits and the best possible score is one, and train on random rows.
 
 
 # %% tags=["save"]
@@ -281,8 +280,8 @@ _ = ax.set(ylim=(0.8, 3.6), ylabel="bits for both words")
 assert all(abs(curve[300] - floor) < 0.1 for curve in curves.values()), curves
 
 # %% [markdown]
-# **Two bits.** The model has the states, the edges and the paths that it needs
-# for one, and it says what a masked language model says. Nothing is wrong with
+# **Two bits.** The model has the states, the edges and the paths that it needs for
+# one bit, yet it says only what a masked language model says. Nothing is wrong with
 # your code: the package finds the same bits, and its own ExLM ends there as well.
 # {ref}`chap-symmetric-start` finds out why, and adds what is missing.
 #
@@ -290,16 +289,15 @@ assert all(abs(curve[300] - floor) < 0.1 for curve in curves.values()), curves
 #
 # Why are there edges between two states of the same mask? Appendix Q.3 of the paper
 # removes them and calls the result the *sparse* graph. Its average over four tasks
-# of GLUE is 81.0, against 81.4 for the full graph and 80.4 "w/o Transitions" (Table
-# 13), which the paper does not describe further. It explains the drop to 81.0 by
-# masks that stand for two words: in "*this is [MASK], and I'm very [MASK] to see
-# this*", the first could be "*so good*": a state for *so* leads to a state of the
-# same mask for *good*. The sparse graph cannot say it.
+# of GLUE is 81.0, against 81.4 for the full graph and 80.4 for a variant "w/o
+# Transitions", not described further (Table 13). The paper explains the drop to
+# 81.0 by masks that stand for two words. In "*this is [MASK], and I'm very [MASK]
+# to see this*", the first could be "*so good*": a state for *so* leads to a state
+# of the same mask for *good*. The sparse graph cannot say this.
 #
-# In pre-training these edges are of little use. There the targets are the hidden
-# words, as many as masks, so a path that takes two states of one mask must then
-# leave another mask out. In our study training found no use for them
-# ({ref}`chap-findings`).
+# In pre-training these edges are of little use: a row has as many hidden words as
+# masks, so a path that takes two states of one mask must leave another mask out. In
+# our study training found no use for these edges ({ref}`chap-findings`).
 #
 # **Earlier work.** Translation models that write all words of a sentence
 # at once had the same problem of mixed readings. The Directed Acyclic Transformer
@@ -312,10 +310,10 @@ assert all(abs(curve[300] - floor) < 0.1 for curve in curves.values()), curves
 #
 # `ToyExLM` differed from this model in several things: it had no edges inside a
 # mask, three states instead of two, two layers, learned vectors, edges that started
-# equal, and larger initial weights. Try the first. Override `log_E` so that only
-# edges to a later mask remain (the number of the mask that a state belongs to is
-# `(j_BL <= 1).cumsum(dim=1)`). **Predict:** how many of the six paths through two
-# masks are left, and does it now get below two bits in 300 steps?
+# equal, and larger initial weights. Change only the first. Override `log_E` so that
+# only edges to a later mask remain (the number of the mask that a state belongs to
+# is `(j_BL <= 1).cumsum(dim=1)`). **Predict:** how many of the six paths through
+# two masks are left, and does the model get below two bits in 300 steps?
 
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell", "save"]
