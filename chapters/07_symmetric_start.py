@@ -10,12 +10,12 @@
 # (chap-symmetric-start)=
 # # The symmetric start
 #
-# Your ExLM has all the states and edges that it needs for one bit, and it ends at
+# Your ExLM has all the states and edges that it needs for one bit, yet it ends at
 # two, exactly where a masked language model ends. The paper says that a model may
-# find clones "difficult to distinguish" and gives them a second position for that
-# (§4.2), but your model has 2D RoPE, and it does not help. We met this when our
-# first runs failed. This chapter tells what we found: why the states of a mask
-# stay alike, and what makes them different.
+# find clones "difficult to distinguish" and therefore gives them a second position
+# (§4.2), but your model has 2D RoPE, and that does not help. We met this problem
+# when our first runs failed. This chapter shows what we found: why the states of a
+# mask stay alike, and what makes them different.
 #
 # The problem is not special to ExLM. Any model with interchangeable parts, such
 # as mixture components, hidden states or experts, has to make them different
@@ -123,9 +123,9 @@ _ = ax.set(ylim=(0.8, 3.6), ylabel="bits for both words")
 # ## An ExLM of fourteen numbers
 #
 # The language has two hidden words. With happy and smiled as word 0, sad and wept
-# as word 1, the pairs are (0, 0) and (1, 1), each with probability ½. To see what
-# training does we take the encoder away and keep the graph: two masks, two clones
-# each, a table of numbers in place of a network.
+# as word 1, the pairs are (0, 0) and (1, 1), each with probability ½. We take the
+# encoder away and keep the graph: two masks with two clones each, and a table of
+# numbers in place of a network.
 #
 # - A path enters clone $v$ of the first mask with probability $s_v$,
 # - says word $x$ there with probability $P_v(x)$,
@@ -156,7 +156,7 @@ def table_bits(logits, chains=0.0):
 # %% [markdown]
 # A model that predicts each word by itself gives every pair ¼ and needs 2 bits.
 # With clones that say one word each, and edges that lead only between matching
-# words, the table reaches 1 bit. Here is plain gradient descent, step by step:
+# words, the table reaches 1 bit. Here is plain gradient descent on its logits:
 
 
 # %%
@@ -191,18 +191,17 @@ print("edges differ by", (E_vu - E_vu[0, 0]).abs().max().item())
 
 # %% [markdown]
 # The clones have learned that both words are equally frequent, and they are still
-# equal, to the last bit. The reason needs no calculation. Rename the clones of a
-# mask, 1 to 2 and 2 to 1: at this start the model is the same as before, so the
-# gradient must be the same as before, and therefore equal for both. A step along
-# it leaves them equal. And as long as all clones of the second mask say the same
-# words, choosing among them changes no probability: the gradient of the edges is
-# exactly zero.
+# exactly equal. The reason needs no calculation. Swap the names of the two clones
+# of a mask: at this start the model stays the same, so its gradient must stay the
+# same, and is therefore equal for both clones. A step along it leaves them equal.
+# And as long as all clones of the second mask say the same words, choosing among
+# them changes no probability: the gradient of the edges is exactly zero.
 #
 # In ExLM the clones share the encoder, which makes matters worse: equal inputs
 # give equal states *whatever the weights are*. What the clones of a mask do not
-# share is the second coordinate $j$ of 2D RoPE ({ref}`chap-expansion`). With
-# small random weights it makes a small difference. Here is the distance of two
-# clones as a share of their length, in an untrained model:
+# share is the second coordinate $j$ of 2D RoPE ({ref}`chap-expansion`). With small
+# random weights it makes a small difference. Here is the distance between two
+# clones, relative to their length, in an untrained model:
 
 # %% tags=["nbval-ignore-output"]
 _ = torch.manual_seed(1)
@@ -294,13 +293,13 @@ hessian = torch.autograd.functional.hessian(bits_saved, zeros)
 assert all(h == 0 for line in hessian for h in line)
 
 # %% [markdown]
-# The formula also says what would help. Give the model one of the
-# differences and the gain is of second order in the other two; give it two, and
-# the gain is of first order, with a gradient from the first step on.
+# The formula also says what would help. Give the model one of the differences, and
+# the gain is of second order in the other two; give it two, and the gain is of
+# first order, with a gradient from the first step on.
 #
-# - **Chains.** For a while replace the edges by two fixed chains: clone $j$ leads
-#   to clone $j$, and every chain is entered equally often. That is $c = 1$ and
-#   $\ell = 0$. Then fade them out, and the learned edges in.
+# - **Chains.** For a while, replace the edges by two fixed chains: clone $j$ leads
+#   to clone $j$ of the next mask, and both chains are entered equally often. That
+#   is $c = 1$ and $\ell = 0$. Then fade them out, and the learned edges in.
 # - **Clone vectors.** Add to the state of clone $j$ the $j$-th of two learned
 #   vectors, drawn large (`ToyExLM` added them to the input). Then the clones speak
 #   differently from the start: $a$ and $b$ are not small.
@@ -339,7 +338,7 @@ for name, (small, large, fade) in STARTS.items():
 # The boxes below are the clones; each is filled with the share of *happy* or
 # *smiled* (orange) and of *sad* or *wept* (blue) in what it says. The more paths
 # take an edge, the wider it is. The curve shows the bits with the learned edges
-# alone. The chains have faded out after 160 steps.
+# alone; chains fade out over the first 160 steps.
 
 # %% tags=["remove-input"]
 EVERY = 8
@@ -375,15 +374,15 @@ _ = ax.set(
 # %% [markdown]
 # ## In the real model it takes both
 #
-# A table of fourteen numbers leaves the plateau in the end, and vectors alone or
-# chains alone suffice. The full model mostly stays on it, and neither alone frees
-# it reliably. Two things are different there. The gradient comes from a batch, and
-# its noise does not shrink where the pull does. And the graph is larger: a state
-# may follow any earlier one, so before the clones differ there is something else to
-# learn, namely to stop twice between [BOS] and [EOS], not once or four times. Any
-# route with two stops will do, and whichever route starts slightly ahead is
-# reinforced. That is the lead $\ell$ of {eq}`eq-saddle`. With $\ell = 1$ the gain
-# is zero whatever the clones have learned.
+# The table of fourteen numbers leaves the plateau in the end, and vectors alone or
+# chains alone suffice. The full model mostly stays on the plateau, and neither
+# alone frees it reliably. Two things are different there. The gradient comes from a
+# batch, and its noise does not shrink where the pull does. And the graph is larger:
+# a state may follow any earlier one, so before the clones differ there is something
+# else to learn, namely to stop twice between [BOS] and [EOS], not once or four
+# times. Any route with two stops will do, and whichever route starts slightly ahead
+# is reinforced. That is the lead $\ell$ of {eq}`eq-saddle`. With $\ell = 1$ the
+# gain is zero whatever the clones have learned.
 #
 # `ToyExLM` of chapter 1 had vectors and no chains, and three of its five starts
 # arrived. Several things were easier for it: no edges inside a mask, edges that
@@ -391,8 +390,8 @@ _ = ax.set(
 # at every step. We have not tested which of them matters.
 #
 # Add both to your model. The chains' share is 0.95 for the first quarter of the
-# steps, so that $\mathbf{E}$ always gets a gradient, and falls to zero at half of
-# the steps.
+# steps, so that $\mathbf{E}$ always gets a gradient, and falls to zero halfway
+# through.
 
 
 # %% tags=["save"]
@@ -450,11 +449,11 @@ for name, vectors, chains in (
     print(f"{name:8} {end_of(aided[name]):.3f} bits")
 
 # %% [markdown]
-# **One bit.** {numref}`fig-two-aids` shows where one of them alone leads. With
+# With both, **one bit.** {numref}`fig-two-aids` shows where each alone leads. With
 # vectors alone the paths do not divide between the clones of a mask. A state that
-# most paths take has to say both moods equally often, whatever vector was added
-# to it, and so the difference that the vectors gave is lost. With chains alone
-# the paths divide, but the clones say the same words.
+# most paths take has to say both moods equally often, whatever vector was added to
+# it, and so the difference that the vectors gave is lost. With chains alone the
+# paths divide, but the clones say the same words.
 
 # %% mystnb={"figure": {"caption": "Where training ends. Numbers: the probability that a path takes an edge. Each state shows its likeliest word, or both moods if the other one is nearly as likely. Yellow and brown are the clones of the first and the second mask.", "name": "fig-two-aids"}, "image": {"alt": "Three graphs. With vectors alone one state of a mask takes nearly all paths and says both moods. With chains alone the states say both moods. With both, happy leads to smiled and sad to wept."}} tags=["remove-input"]
 fig, axes = plt.subplots(3, 1, figsize=(3.6, 6))
@@ -486,9 +485,10 @@ for ax, (name, model) in zip(axes, aided.items(), strict=True):
 # One run of each kind shows what can happen; recorded runs of the package show how
 # often. A run has *arrived* if it ends within 0.1 bits of the joint entropy;
 # `fours` has four moods. The first column counts runs that were made one at a time,
-# at least six of each kind; the others are one sweep with three seeds (on English
-# two, and the entries are bits per masked word). All have the heads and gates of
-# the released code ({ref}`chap-training`), and [BOS] and [EOS] have clones, too.
+# at least six of each kind. The others come from one sweep with three seeds, or two
+# on English, where the entries are bits per masked word. All models have the heads
+# and gates of the released code ({ref}`chap-training`), and clones of [BOS] and
+# [EOS], too.
 
 # %% tags=["remove-input"]
 import dataclasses
@@ -594,14 +594,14 @@ assert mlm.between(5.4, 5.6).all()
 # %% [markdown]
 # Every run with both arrived. With chains alone three of nine runs on `pairs`
 # arrived and none on `fours`, where two got halfway, as did one with vectors alone;
-# so few seeds do not separate the other rows. In the same sweep three seeds each
-# with larger initial weights, or with batches of 512 in place of 64, stayed at the
+# so few seeds cannot separate the other rows. In the same sweep, three seeds each
+# with larger initial weights, and with batches of 512 in place of 64, stayed at the
 # floor.
 #
-# On English neither the vectors nor the chains make the edges useful. The bits get
-# fewer with the chains, but the edges save less than a hundredth of a bit per row
-# in every run, and an MLM of as many steps ends at 5.5: with chains ExLM is nearly
-# as good as an MLM, not better. {ref}`all-sweeps` has this sweep in full.
+# On English neither the vectors nor the chains make the edges useful. Chains lower
+# the bits, but the edges save less than a hundredth of a bit per row in every run,
+# and an MLM trained for as many steps ends at 5.5: with chains ExLM is nearly as
+# good as an MLM, not better. {ref}`all-sweeps` has this sweep in full.
 #
 # **What we do not know** is whether ExLM needs such help at the size of the paper.
 # Its text, its batches and its training are larger by orders of magnitude, and a
@@ -614,13 +614,12 @@ assert mlm.between(5.4, 5.6).all()
 # With `--train.chain_warmup 0.25` the chains $\mathbf{C}$ stand alone for the
 # first quarter of the steps and fade out over the second. The edges are then
 # $r\,\mathbf{C} + (1 - r)\,\mathbf{E}$, and the share $r$ falls from one to zero.
-# While the chains stand alone, $\mathbf{E}$ has no part in the loss and would
-# fade in untrained. So it is taught: the gradient of the chains, that is, the
-# number of times a path is expected to take each edge, goes to $\log\mathbf{E}$.
-# These are the counts from which the M-step of expectation maximisation would
-# estimate $\mathbf{E}$. The encoder gets no gradient through them.
-# Your `AidedExLM` does without this: its chains never have more than a share of
-# 0.95.
+# While the chains stand alone, $\mathbf{E}$ has no part in the loss and would fade
+# in untrained. So it is taught: $\log\mathbf{E}$ gets the gradient of the chains,
+# that is, the number of times a path is expected to take each edge. These are the
+# counts from which the M-step of expectation maximisation would estimate
+# $\mathbf{E}$. The encoder gets no gradient through them. Your `AidedExLM` does
+# without this: its chains never have more than a share of 0.95.
 # ```
 
 # %% mystnb={"code_prompt_show": "Checked: your chains are the package's, and its ExLM with your vectors finds your bits"} tags=["hide-cell", "check"]
@@ -649,10 +648,9 @@ torch.testing.assert_close(log_chains(j_BL, is_real_BL).exp(), chains_BLL)
 # ## Exercise: a lead
 #
 # In the table of fourteen numbers, let the clones speak differently from the start
-# (*clone vectors*), but let [BOS] enter the first clone with probability 0.95,
-# which is a lead of
-# $\ell = 0.9$. **Predict** from {eq}`eq-saddle` whether the wait gets shorter,
-# stays, or gets several times as long. Change the first entry of
+# (*clone vectors*), but let [BOS] enter the first clone with probability 0.95, a
+# lead of $\ell = 0.9$. **Predict** from {eq}`eq-saddle` whether the wait gets
+# shorter, stays the same, or gets several times as long. Change the first entry of
 # `table_start(0.1, 1.0)`, run `descend`, then open the solution.
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
