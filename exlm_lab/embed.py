@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 
 from exlm_lab.downstream.figure import draw_map
-from exlm_lab.downstream.tables import find_column, num_rows, progressing_chunks, table_writer
+from exlm_lab.downstream.tables import num_rows, progressing_chunks, table_writer
 from exlm_mini.config.checks import Count, UserError
 from exlm_mini.config.options import Parser, command_parser, of
 from exlm_mini.data.files import check_file, whole_file
+from exlm_mini.data.text import find_column
 from exlm_mini.plot import SUFFIXES
 from exlm_mini.reading.runs import model_directory
 from exlm_mini.training.console import exit_code, say

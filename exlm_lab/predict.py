@@ -17,10 +17,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from exlm_lab.downstream.tables import find_column, folded, progressing_chunks, table_writer
+from exlm_lab.downstream.tables import progressing_chunks, table_writer
 from exlm_mini.config.checks import Count
 from exlm_mini.config.options import Parser, command_parser, of
 from exlm_mini.data.files import check_file
+from exlm_mini.data.text import find_column, folded
 from exlm_mini.reading.runs import task_of
 from exlm_mini.training.console import exit_code, say
 

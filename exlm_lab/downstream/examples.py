@@ -27,10 +27,10 @@ import numpy as np
 
 from exlm_lab.downstream.scaffolds import PARTS, RULES, index_sha1, random_parts, split
 from exlm_lab.downstream.settings import ReadingConfig
-from exlm_lab.downstream.tables import find_column, folded
 from exlm_lab.downstream.task import Examples, Kind, Splits, Task
 from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.molecules import Cleaning
+from exlm_mini.data.text import find_column, folded
 from exlm_mini.reading.entries import readable
 
 MOST_WRONG = 0.1

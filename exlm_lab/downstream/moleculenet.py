@@ -16,10 +16,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exlm_lab.downstream.tables import folded, read_table
+from exlm_lab.downstream.tables import read_table
 from exlm_lab.downstream.task import Task, load_hub, named_entry
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
+from exlm_mini.data.text import folded
 
 SMILES_COLUMNS = ("smiles", "mol")
 NOT_LABELS = {"mol_id", "name", "num", "cid", "model", "pic50", *SMILES_COLUMNS}

@@ -7,15 +7,20 @@ import contextlib
 import csv
 import io
 import json
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, dropwhile, islice
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading, whole_file
-from exlm_mini.data.text import TABLES, open_decompressed, separator, suffix_of
+from exlm_mini.data.text import (
+    TABLES,
+    csv_rows,
+    jsonl_rows,
+    open_decompressed,
+    suffix_of,
+)
 from exlm_mini.training.console import ProgressLine
 
 CHUNK = 1000
@@ -70,47 +75,26 @@ def read_table(path: Path) -> Any:
 
 
 def _csv(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
-    import pandas
-
-    csv.field_size_limit(sys.maxsize)
-    with io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
-        lines = dropwhile(lambda line: not line.strip(), text)
-        head = next(lines, "")
-        mark = separator(head, suffix_of(path))
-        every = csv.reader(chain([head], lines), delimiter=mark, strict=True)
-        filled = filter(None, every)
-        header = next(filled, [])
-        yield pandas.DataFrame([], None, header, object)
-        start = 0
-        while rows := list(islice(filled, size)):
-            # pandas' own reader would accept a truncated row as one with missing cells.
-            for number, row in enumerate(rows, start):
-                if len(row) != len(header):
-                    raise UserError(
-                        f"{path} row {number} (from 0) has {len(row)} fields, the header "
-                        f"{len(header)}; mend it"
-                    )
-            yield pandas.DataFrame(rows, range(start, start + len(rows)), header, object)
-            start += len(rows)
+    # pandas' own reader would accept a truncated row as one with missing cells.
+    rows = csv_rows(path, stream)
+    return _frames(rows, next(rows), size)
 
 
 def _jsonl(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
+    # No line needs to have all columns.
+    header = list(dict.fromkeys(chain.from_iterable(jsonl_rows(path, stream))))
+    stream.seek(0)
+    return _frames(jsonl_rows(path, stream), header, size)
+
+
+def _frames(rows: Iterator[Any], header: list[str], size: int) -> Iterator[Any]:
     import pandas
 
-    def objects() -> Iterator[dict[str, Any]]:
-        stream.seek(0)
-        for number, line in enumerate(filter(bytes.strip, stream)):
-            with reading(f"{path} row {number} (from 0)", "mend it"):
-                row = json.loads(line)
-            if not isinstance(row, dict):
-                raise UserError(f"{path} must hold one JSON object a line; write it so")
-            yield row
-
-    header = list(dict.fromkeys(chain.from_iterable(objects())))  # no line needs to have all
-    start, every = 0, objects()
-    while rows := list(islice(every, size)):
-        yield pandas.DataFrame(rows, range(start, start + len(rows)), header, object)
-        start += len(rows)
+    yield pandas.DataFrame([], None, header, object)
+    start = 0
+    while own := list(islice(rows, size)):
+        yield pandas.DataFrame(own, range(start, start + len(own)), header, object)
+        start += len(own)
 
 
 def _parquet(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
@@ -174,25 +158,3 @@ def table_writer(path: Path) -> Iterator[Callable[[Any], None]]:
 def _plain(cell: Any) -> Any:
     """A cell that JSON has no name for."""
     return cell.tolist() if hasattr(cell, "tolist") else str(cell)
-
-
-def folded(name: object) -> str:
-    """A name without case and blanks around it, which do not count."""
-    return str(name).strip().casefold()
-
-
-def find_column(source: object, header: Iterable[Any], name: str) -> int:
-    """The place of a column in a header, the names of all; ``source`` is the table in messages."""
-    header = [str(own) for own in header]
-    places = [place for place, own in enumerate(header) if folded(own) == folded(name)]
-    if len(places) == 1:
-        return places[0]
-    if places:
-        twice = ", ".join(f"'{header[place]}'" for place in places)
-        raise UserError(
-            f"{source} has the column '{name}' {len(places)} times ({twice}); keep one of them"
-        )
-    raise UserError(
-        f"{source} has no column '{name}', it has: {', '.join(header)[:300] or 'none'}; name one "
-        "of these, or give another file"
-    )

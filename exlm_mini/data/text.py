@@ -42,7 +42,8 @@ COMPRESSIONS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.ope
 NUM_LINES_SEARCHED = 10_000
 """Lines of a .txt file searched for a blank one."""
 NUM_ROWS_BATCH = 1000
-NUM_COLUMNS_SHOWN = 20
+NAME_COLUMN = "name one of these, or give another file"
+SET_COLUMN = "set data.column to one of these"
 _LABELS = re.compile(r"\$[^$]*\$|\([^)]*\)")
 """Names and coordinates of atoms in a CXSMILES extension."""
 _CHEMISTRY = re.compile(r"[|,]\s*(\^\d|[CHm]:|LN:|Sg:)")
@@ -95,14 +96,15 @@ def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator
         kind: text or smiles. A molecule stays a whole line or cell, see ``smiles_in``.
         column: of a table; none: named like the kind, in Uni-Mol's files "smi".
     """
-    suffix, rows = suffix_of(path), _rows(path)
-    if suffix == ".lmdb":
-        rows = column_of(rows, str(path), column or "smi")
-    elif suffix in TABLES:
-        rows = column_of(rows, str(path), column or kind)
-    elif kind != "smiles":
-        rows = _paragraphs(rows)
-    return filter(None, map(str.strip, rows))
+    suffix = suffix_of(path)
+    with reading(path, errors=csv.Error), open_decompressed(path) as stream:
+        if suffix in (*TABLES, ".lmdb"):
+            column = column or ("smi" if suffix == ".lmdb" else kind)
+            rows = column_of(_rows(path, stream, column), str(path), column)
+        else:
+            lines = _lines(path, stream)
+            rows = lines if kind == "smiles" else _paragraphs(lines)
+        yield from filter(None, map(str.strip, rows))
 
 
 def suffix_of(path: Path) -> str:
@@ -116,27 +118,52 @@ def open_decompressed(path: Path) -> io.BufferedReader:
     return io.BufferedReader(COMPRESSIONS.get(path.suffix.lower(), open)(path, "rb"))
 
 
-def _rows(path: Path) -> Iterator[Any]:
-    """Lines of a file, or the rows of a table as dicts."""
+def _rows(path: Path, stream: io.BufferedReader, column: str) -> Iterator[Any]:
+    """The rows of a table as dicts, which need hold no other column."""
     suffix = suffix_of(path)
-    with reading(path, errors=csv.Error), open_decompressed(path) as stream:
-        if suffix == ".lmdb":
-            yield from lmdb_rows(path)
-        elif suffix == ".parquet":
-            import pyarrow.parquet
+    if suffix == ".lmdb":
+        yield from lmdb_rows(path)
+    elif suffix == ".parquet":
+        import pyarrow.parquet
 
-            for batch in pyarrow.parquet.ParquetFile(stream).iter_batches(NUM_ROWS_BATCH):
-                yield from batch.to_pylist()
-        elif suffix == ".jsonl":
-            yield from map(json.loads, filter(str.strip, _lines(path, stream)))
-        elif suffix in (".csv", ".tsv"):
-            csv.field_size_limit(sys.maxsize)
-            lines = dropwhile(lambda line: not line.strip(), _lines(path, stream))
-            head = next(lines, "")
-            every, mark = chain([head], lines), separator(head, suffix)
-            yield from csv.DictReader(every, delimiter=mark, strict=True)
-        else:
-            yield from _lines(path, stream)
+        for batch in pyarrow.parquet.ParquetFile(stream).iter_batches(NUM_ROWS_BATCH):
+            yield from batch.to_pylist()
+    elif suffix == ".jsonl":
+        yield from jsonl_rows(path, stream)
+    else:
+        rows = csv_rows(path, stream)
+        place = find_column(path, next(rows), column, SET_COLUMN)
+        yield from ({column: row[place]} for row in rows)
+
+
+def csv_rows(path: Path, stream: Iterable[bytes]) -> Iterator[list[str]]:
+    """The header of a .csv or .tsv and then its rows, each with a field for every column."""
+    csv.field_size_limit(sys.maxsize)
+    # Some spreadsheets end lines with \r alone.
+    split = (io.StringIO(line, newline="") for line in _lines(path, stream))
+    lines = dropwhile(lambda line: not line.strip(), chain.from_iterable(split))
+    first = next(lines, "")
+    mark = separator(first, suffix_of(path))
+    rows = filter(None, csv.reader(chain([first], lines), delimiter=mark, strict=True))
+    header = next(rows, [])
+    yield header
+    for number, row in enumerate(rows):
+        if len(row) != len(header):  # such as the last one of a file that was cut off
+            raise UserError(
+                f"{path} row {number} (from 0) has {len(row)} fields, the header {len(header)}; "
+                "mend it"
+            )
+        yield row
+
+
+def jsonl_rows(path: Path, stream: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines."""
+    for number, line in enumerate(filter(str.strip, _lines(path, stream))):
+        with reading(f"{path} row {number} (from 0)", "mend it"):
+            row = json.loads(line)
+        if not isinstance(row, dict):
+            raise UserError(f"{path} row {number} (from 0) is no JSON object; write it so")
+        yield row
 
 
 def separator(header: str, suffix: str) -> str:
@@ -176,25 +203,52 @@ def column_of(rows: Iterable[Any], source: str, column: str) -> Iterator[str]:
     """One column of a table; a missing value is passed over.
 
     Args:
-        rows: dicts.
+        rows: dicts, of which not each needs to have every column.
         source: name of the table in messages.
-        column: holds text; one that differs in case alone is taken if there is no other.
+        column: holds text, see ``find_column``.
     """
     name, names = None, dict[str, None]()
-    for number, row in enumerate(rows, start=1):
-        where = f"{source} row {number}"
-        if not isinstance(row, dict) or None in row:  # fields without a name
+    for number, row in enumerate(rows):
+        where = f"{source} row {number} (from 0)"
+        if not isinstance(row, dict):
             raise UserError(f"{where} is {row!r}, without a name for each field; mend it")
         if name is None:
             names |= dict.fromkeys(map(str, row))
-            alike = [one for one in names if one.lower() == column.lower()]
-            name = column if column in alike else alike[0] if len(alike) == 1 else None
-            if name is None and number == NUM_ROWS_BATCH:
-                break
+            if folded(column) in map(folded, names) or number + 1 == NUM_ROWS_BATCH:
+                name = [*names][find_column(source, names, column, SET_COLUMN)]
         if (value := row.get(name)) is not None:
             yield document(value, "text", f"{where}, column '{name}',")
-    if name is None and names:  # a row of JSON lines need not have all columns
+    if name is None and names:
+        find_column(source, names, column, SET_COLUMN)
+
+
+def folded(name: object) -> str:
+    """A name without case and blanks around it, which do not count."""
+    return str(name).strip().casefold()
+
+
+def find_column(
+    source: object, header: Iterable[Any], name: str, remedy: str = NAME_COLUMN
+) -> int:
+    """The place of a column in a header: the one of this name, or the only one ``folded`` to it.
+
+    Args:
+        source: the table, in messages.
+        header: the names of all columns.
+        remedy: for a name that is not there.
+    """
+    names = [str(own) for own in header]
+    places = [place for place, own in enumerate(names) if own == name] or [
+        place for place, own in enumerate(names) if folded(own) == folded(name)
+    ]
+    if len(places) == 1:
+        return places[0]
+    if places:
+        twice = ", ".join(f"'{names[place]}'" for place in places)
         raise UserError(
-            f"{source} has no column '{column}'; set data.column to one of: "
-            f"{', '.join([*names][:NUM_COLUMNS_SHOWN])}"
+            f"{source} has the column '{name}' {len(places)} times ({twice}); keep or name one of "
+            "them"
         )
+    raise UserError(
+        f"{source} has no column '{name}', it has: {', '.join(names)[:300] or 'none'}; {remedy}"
+    )

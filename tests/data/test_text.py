@@ -74,6 +74,7 @@ def test_what_is_no_text_is_refused_by_its_place(kind, value):
         ("b.txt", "\none\ntwo\r\nthree\n\n", ["one", "two", "three"]),
         ("c.txt", "\ufeffone\u2028\x0bone\ntwo\x1ctwo", ["one\u2028\x0bone", "two\x1ctwo"]),
         ("a.csv", 'id,text\n1,"one, ""2""\nthree"\n2,four\n3,\n\n', ['one, "2"\nthree', "four"]),
+        ("c.csv", "id, Text \r1,one\r2,two\r", ["one", "two"]),
         ("b.csv", "text\n" + "a" * 200_000, ["a" * 200_000]),
         ("a.jsonl", '{"n": 1}\n{"text": "one\\n2"}\n{"text": null}\n', ["one\n2"]),
         ("a.TXT.gz", gzip.compress(CHAPTERS.encode(), mtime=0), BOTH),
@@ -94,7 +95,7 @@ def test_molecules_and_other_columns_are_read_where_asked_for(tmp_path):
     either = write(tmp_path / "b.csv", "ID,SMILES,Text,text\n01,CCO,a,b\n")
     for column, expected in ((None, "CCO"), ("id", "01"), ("Text", "a"), ("text", "b")):
         assert read(either, kind="smiles", column=column) == [expected]
-    told(lambda: read(either, column="TEXT"), either, "'TEXT'", "Text, text")
+    told(lambda: read(either, column="TEXT"), either, "'TEXT' 2 times", "'Text'", "name one")
 
 
 def test_the_search_for_a_blank_line_is_bounded(tmp_path, monkeypatch):
@@ -112,7 +113,7 @@ def test_one_column_of_a_parquet(tmp_path):
     assert read(path) == ["one", "two"]
     told(lambda: read(path, column="body"), path, "'body'", "text, n")
     for column, value in (("n", "1"), ("raw", "b'")):
-        told(lambda column=column: read(path, column=column), f"{path} row 1", f"is {value}")
+        told(lambda column=column: read(path, column=column), f"{path} row 0", f"is {value}")
     damaged = write(tmp_path / "c.parquet", path.read_bytes()[:-20])
     told(lambda: read(damaged), damaged, "cannot read", "again")
 
@@ -130,14 +131,17 @@ def test_one_column_of_a_parquet(tmp_path):
         ("plain.txt.gz", b"not compressed", ["cannot read"]),
         ("junk.parquet", b"hello", ["cannot read"]),
         ("a.csv", "id,body\n1,hello\n", ["'text'", "id, body", "data.column"]),
-        ("b.csv", "id,text\n1,a\n2,b,c\n", ["row 2", "'c'", "mend it"]),
+        ("b.csv", "id,text\n1,a\n2,b,c\n", ["row 1 (from 0)", "3 fields", "mend it"]),
+        ("twice.csv", "text,text\n1,2\n", ["'text' 2 times", "keep or name one"]),
+        ("short.csv", "id,text\n1,a\n2\n", ["row 1 (from 0)", "1 fields", "the header 2"]),
         ("c.csv", 'text\n"never closed\n', ["cannot read"]),
         ("d.csv", b"text\ncaf\xe9\n", ["line 2", "0xe9", "iconv"]),
         ("e.csv", "text\na\n".encode("utf-16"), ["line 1", "iconv"]),
-        ("a.jsonl", '{"text": "a"}\n\n{"text": }\n', ["cannot read"]),
+        ("a.jsonl", '{"text": "a"}\n\n{"text": }\n', ["row 1 (from 0)", "mend it"]),
+        ("deep.jsonl", "[" * 100_000, ["row 0 (from 0)", "mend it"]),
         ("b.jsonl", '{"body": "b"}\n', ["'text'", "body", "data.column"]),
-        ("c.jsonl", "[1]\n", ["row 1", "[1]", "a name for each field"]),
-        ("d.jsonl", '{"text": 5}\n', ["row 1, column 'text'", "is 5, no text"]),
+        ("c.jsonl", "[1]\n", ["row 0 (from 0)", "no JSON object"]),
+        ("d.jsonl", '{"text": 5}\n', ["row 0 (from 0), column 'text'", "is 5, no text"]),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 15 else "",
 )  # fmt: skip
