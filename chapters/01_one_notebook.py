@@ -85,7 +85,7 @@ _ = torch.set_num_threads(1)
 # ({numref}`fig-two-tables`). But the second word follows from the first, so
 # together they need only 1 bit.
 
-# %% mystnb={"figure": {"caption": "The two hidden words. Left: how often they occur together. Right: the best that a model can say which guesses each word by itself.", "name": "fig-two-tables"}, "image": {"alt": "Two tables of two by two. In the language, happy goes with smiled and sad with wept, each with probability one half. Word by word, all four pairs have one quarter."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "The two hidden words. Left: how often they occur together. Right: the best a model can say if it guesses each word by itself.", "name": "fig-two-tables"}, "image": {"alt": "Two tables of two by two. In the language, happy goes with smiled and sad with wept, each with probability one half. Word by word, all four pairs have one quarter."}} tags=["remove-input"]
 together = torch.eye(2).numpy() / 2
 tables = {"in the language": together, "word by word": together * 0 + 0.25}
 draw_tables(tables, ["happy", "sad"], ["smiled", "wept"])
@@ -491,7 +491,7 @@ assert min(ends.values()) < joint + 0.1
 # Look inside the best of the five. {numref}`fig-first-graph` shows all its states
 # for one sentence, each with its most likely word, and the edges that paths take.
 
-# %% mystnb={"figure": {"caption": "States and paths of a trained ExLM. Yellow are the states of the first mask, brown those of the second. The number on an edge is the probability that a path takes it. A state without an edge is unused; its word means nothing.", "name": "fig-first-graph"}, "image": {"alt": "A graph from BOS over the states of two masks to EOS. States that say happy lead to states that say smiled, states that say sad to states that say wept."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "States and paths of a trained ExLM. The states of the first mask are yellow, those of the second brown. The number on an edge is the probability that a path takes it. A state without an edge is unused; its word means nothing.", "name": "fig-first-graph"}, "image": {"alt": "A graph from BOS over the states of two masks to EOS. States that say happy lead to states that say smiled, states that say sad to states that say wept."}} tags=["remove-input"]
 with torch.no_grad():
     log_word_BLV, state_ids_BL, log_E_BLL = best.graph(masked_BN)
 E_LL, L = log_E_BLL[0].exp(), log_E_BLL.shape[1]

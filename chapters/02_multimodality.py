@@ -433,7 +433,7 @@ for k in (1, 2, 3, 4, 5):
 # does; but a product is chosen once for all masks, and a path chooses anew at every
 # step.
 
-# %% mystnb={"figure": {"caption": "Three masks with two states each. Above: a mixture of two stories. Below: the same six states as a graph, with eight paths. Here the first word decides on the second, and not on the third.", "name": "fig-stories"}, "image": {"alt": "Above, two separate chains, happy smiled sang and sad wept sighed. Below, edges lead from every state to both states of the next mask: from happy to smiled with 0.9, to wept with 0.1, and then on to either with 0.5."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Three masks with two states each. Above: a mixture of two stories. Below: the same six states as a graph, with eight paths. Here the first word influences the second but not the third.", "name": "fig-stories"}, "image": {"alt": "Above, two separate chains, happy smiled sang and sad wept sighed. Below, edges lead from every state to both states of the next mask: from happy to smiled with 0.9, to wept with 0.1, and then on to either with 0.5."}} tags=["remove-input"]
 labels = ["BOS", "happy", "sad", "smiled", "wept", "sang", "sighed", "EOS"]
 kinds = ["boundary", "mask", "mask", "second", "second", "mask", "mask", "boundary"]
 owner = np.array([0, 1, 1, 2, 2, 3, 3, 4])

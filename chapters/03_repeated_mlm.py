@@ -330,7 +330,7 @@ _ = fig.legend(
 
 # %% [markdown]
 # The accuracies are means of three fine-tunings; they are printed without
-# uncertainty, and the paper mentions no model trained more than once.
+# uncertainty, and the paper mentions no model that was pre-trained more than once.
 #
 # ## Which positions to measure
 #

@@ -157,9 +157,9 @@ def expand(masked_BN, k):
 
 # %% tags=["save"]
 def pack(is_chosen_BX):
-    """Indices of the chosen columns of each row, and which are no filling."""
+    """Indices of the chosen columns of each row, and which are no padding."""
     count_B1 = is_chosen_BX.sum(dim=1, keepdim=True)
-    # The chosen columns first, then others as filling.
+    # The chosen columns first, then others as padding.
     index_BX = (~is_chosen_BX).int().argsort(dim=1, stable=True)
     slot_L = torch.arange(int(count_B1.max()))
     return index_BX[:, : len(slot_L)], slot_L < count_B1

@@ -360,7 +360,7 @@ show_film(data, EVERY)
 # differences, which grew together, at first too slowly to see. With vectors or
 # chains the wait is short. {numref}`fig-parting` shows the same runs together.
 
-# %% mystnb={"figure": {"caption": "Bits of the table of fourteen numbers, by gradient descent from five starts, with the learned edges alone: while chains stand in for them, they learn more slowly. With vectors a start may lie a little above two bits.", "name": "fig-parting"}, "image": {"alt": "Five curves from two bits. Exactly alike never falls, nearly alike falls after 250 steps, the three with vectors, chains or both within a hundred."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Bits of the table of fourteen numbers, by gradient descent from five starts, with the learned edges alone: they learn more slowly while chains stand in for them. With vectors a start may lie a little above two bits.", "name": "fig-parting"}, "image": {"alt": "Five curves from two bits. Exactly alike never falls, nearly alike falls after 250 steps, the three with vectors, chains or both within a hundred."}} tags=["remove-input"]
 fig, ax = plt.subplots(figsize=(3.6, 3.0))
 colors = ("0.4", "#0173b2", "#029e73", "#cc78bc", "#d55e00")
 styles = (":", "-", "--", "-.", "-")
@@ -600,8 +600,8 @@ assert mlm.between(5.4, 5.6).all()
 #
 # On English neither the vectors nor the chains make the edges useful. Chains lower
 # the bits, but the edges save less than a hundredth of a bit per row in every run,
-# and an MLM trained for as many steps ends at 5.5: with chains ExLM is nearly as
-# good as an MLM, not better. {ref}`all-sweeps` has this sweep in full.
+# and an MLM trained for as many steps ends at 5.5 bits per masked word: with chains
+# ExLM is nearly as good as an MLM, not better. {ref}`all-sweeps` has this sweep in full.
 #
 # **What we do not know** is whether ExLM needs such help at the size of the paper.
 # Its text, its batches and its training are larger by orders of magnitude, and a

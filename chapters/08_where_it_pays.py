@@ -283,7 +283,8 @@ for name, seeds in (
 # the way.
 #
 # - Where a span of masks is entered, one edge takes all the probability, and the
-#   other states get no gradient. That is the lead of {ref}`chap-symmetric-start`.
+#   other states get no gradient: the edge that leads is reinforced, as in
+#   {ref}`chap-symmetric-start`.
 #   So the package's `SpanTransition` enters every span in equal shares, and learns
 #   only the edges inside it. Edges from one span to another are given up.
 # - At first $k$ states share the gradient of one, and a step with them costs more.

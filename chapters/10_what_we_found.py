@@ -112,10 +112,10 @@ def verdict(differences, sign, smallest):
 
 
 # %% [markdown]
-# Twelve claims of the study are *primary*. They were chosen beforehand and are
-# judged together, more strictly (Holm's correction), so that the chance of one
-# false "for" among all of them is below 5%. Rows from sweeps that had no plan are
-# hints, however narrow the interval.
+# Twelve claims of the study are *primary*, and nine of the later plan for links.
+# They were chosen beforehand, and each family is judged together, more strictly
+# (Holm's correction), so that the chance of one false "for" in it is below 5%. Rows
+# from sweeps that had no plan are hints, however narrow the interval.
 #
 # ## The scorecard
 #
@@ -342,8 +342,8 @@ display(pd.DataFrame(rows).T)
 # seeds. At equal steps, as in Table 1, the comparison on rings is undecided; and
 # what can be read from the frozen states does not distinguish ExLM from either MLM.
 # This is not the symmetric start, in which all states are alike and in use, but a
-# collapse onto one of them ({ref}`chap-reading` has its cause, and a remedy). Fixed
-# chains for half of the steps did not prevent it in the one run that tried
+# collapse onto one of them ({ref}`chap-reading` has a likely cause, and a remedy).
+# Fixed chains for half of the steps did not prevent it in the one run that tried
 # ({ref}`plan`, *Changes*).
 #
 # In the last row, states without edges are ahead of an MLM of equal steps in every
@@ -358,14 +358,14 @@ display(pd.DataFrame(rows).T)
 #
 # With the paper's masks, the prize on molecules is a third of a bit; with spans of
 # three hidden it is 2.8 bits ({ref}`chap-reading`). There an ExLM that *grows* out
-# of an MLM, with links inside spans only and clone vectors as its one aid, needs
-# half a bit less than the ten of an MLM of equal cost, in five
-# {ref}`planned <plan-links>` seeds. Of a hundred molecules that it fills in in one
-# pass, seven more can be read if the likeliest of 16 paths is taken; if a single
-# path is drawn, hardly more (undecided). Learned links within spans beat the same
-# states without links, fixed chains, and the published transition matrix. Whether
-# states without links are worse than an MLM is undecided: the interval excludes
-# zero, but not when corrected for nine claims. And growing, which we thought
+# of an MLM, with links inside spans only, with clone vectors and no fixed chains,
+# needs half a bit less than the ten of an MLM of equal cost, in five {ref}`planned
+# <plan-links>` seeds. Of a hundred molecules that it fills in in one pass, seven
+# more can be read if the likeliest of 16 paths is taken; if a single path is drawn,
+# hardly more (undecided). Learned links within spans beat the same states without
+# links, fixed chains, and the published transition matrix. Whether states without
+# links are worse than an MLM is undecided: the interval excludes zero, but not when
+# corrected for the nine claims of its plan. And growing, which we thought
 # necessary, is not shown to help: trained from the start at equal cost, ExLM ends
 # lower in two seeds and higher in three. On English novels the grown ExLM is 3.2
 # bits of 95 ahead of the MLM in the one seed of five that is done. These are the

@@ -988,7 +988,7 @@ table.set_index("B, M, L").round(2)
 # With 8 rows our kernels take three quarters as long as with 64: they mostly wait.
 # At the paper's shape they are seven times as fast as DA-Transformer's best
 # configuration, three times when called from Python. A call of PyTorch's operator
-# took half a millisecond more than its kernels, too much for small graphs; the
+# took 0.3 to 1.1 ms more than its kernels, too much for small graphs; the
 # package now avoids this, but the table was measured before. With 1,400 short rows,
 # a batch of molecules, ours are slower: a thread of the sweep needs 250 registers,
 # so a multiprocessor holds one block at a time, and 2,800 queue for 132 places.

@@ -451,12 +451,12 @@ for device, record in recorded:
 
 # %% [markdown]
 # The H100 runs far below its limit. Its speed here is that of one step repeated;
-# the encoder's kernels are busy for less than half of that time, and Python takes
-# the rest to start kernels. In the first steps of a run, whose batches all differ
-# in shape, a step took two to four times as long; most likely memory was allocated
-# anew, and cuDNN's attention prepared itself for every new shape. `pretrain` now
-# avoids both. One micro-batch of 64,000 tokens in place of four
-# (`train.micro_batch_tokens`) starts fewer kernels and made the steps of a run
+# the encoder's kernels are busy for less than half of that time, and most of the
+# rest seems to be Python starting kernels. In the first steps of a run, whose
+# batches all differ in shape, a step took two to four times as long; most likely
+# memory was allocated anew, and cuDNN's attention prepared itself for every new
+# shape. `pretrain` now avoids both. One micro-batch of 64,000 tokens in place of
+# four (`train.micro_batch_tokens`) starts fewer kernels and made the steps of a run
 # twice as fast, at 22 GiB. This is where the time of the repeated step goes, in
 # milliseconds:
 
@@ -600,7 +600,7 @@ assert len(prepared) == 3
 # the original was withdrawn, and no licence covers the copies. The 19 million
 # molecules of the paper lie in an archive of 115 GB together with their
 # conformers; the recipe takes ZINC instead. To use BookCorpus all the same, ask for
-# it by a name that says so:
+# it by a name that says so, which the refusal tells:
 
 # %%
 code, _, told = command("prepare --source wikipedia --source bookcorpus --dry-run")

@@ -209,9 +209,9 @@ def expand(masked_BN, k):
 
 
 def pack(is_chosen_BX):
-    """Indices of the chosen columns of each row, and which are no filling."""
+    """Indices of the chosen columns of each row, and which are no padding."""
     count_B1 = is_chosen_BX.sum(dim=1, keepdim=True)
-    # The chosen columns first, then others as filling.
+    # The chosen columns first, then others as padding.
     index_BX = (~is_chosen_BX).int().argsort(dim=1, stable=True)
     slot_L = torch.arange(int(count_B1.max()))
     return index_BX[:, : len(slot_L)], slot_L < count_B1
@@ -299,7 +299,7 @@ class ExLM(nn.Module):
         self.head, self.transition = Head(width, vocab_size), Transition(width)
 
     def states(self, masked_BN):
-        """Vectors of the states, their ids, their j, and which are no filling."""
+        """Vectors of the states, their ids, their j, and which are no padding."""
         ids_BT, i_BT, j_BT = expand(masked_BN, self.k)
         hidden_BTD = self.encoder(ids_BT, i_BT, j_BT)
         place_BL, is_real_BL = pack(is_target(ids_BT))
