@@ -601,7 +601,8 @@ assert mlm.between(5.4, 5.6).all()
 # On English neither the vectors nor the chains make the edges useful. Chains lower
 # the bits, but the edges save less than a hundredth of a bit per row in every run,
 # and an MLM trained for as many steps ends at 5.5 bits per masked word: with chains
-# ExLM is nearly as good as an MLM, not better. {ref}`all-sweeps` has this sweep in full.
+# ExLM is nearly as good as an MLM, not better. {ref}`all-sweeps` has this sweep in
+# full.
 #
 # **What we do not know** is whether ExLM needs such help at the size of the paper.
 # Its text, its batches and its training are larger by orders of magnitude, and a

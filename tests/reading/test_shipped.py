@@ -71,9 +71,10 @@ def test_the_molecules_are_aromatic_and_remain_molecules():
         assert chem.MolFromSmiles(molecules.fill(text).text) is not None, text
 
 
-def test_links_of_molecules_spans_are_in_use(tmp_path):
-    """On other molecules than those it was trained on."""
-    trained = exlm_mini.load("molecules-spans")
+@pytest.mark.parametrize("name", ["molecules-spans", "english"])
+def test_its_links_are_in_use(name, tmp_path):
+    """On other molecules, or another kind of English, than it was trained on."""
+    trained = exlm_mini.load(name)
     data = replace(
         trained.config.data, pack=None, max_documents=400, max_unknown=1.0,
         tokenizer=str(trained.path / "tokenizer.json"),
