@@ -61,6 +61,7 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
     from exlm_mini.reading.summary import summarise
     from exlm_mini.training.cost import check_spread
     from exlm_mini.training.run_directory import CONFIG, as_begun, locked_directory
+    from exlm_mini.training.step import low_rate
 
     with ExitStack() as lock:
         with engine.together():
@@ -84,8 +85,12 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
 
             torch.set_num_threads(config.train.num_threads)
         if minutes is not None and not is_begun:
-            steps = _steps_in(minutes, config, corpus, output, engine)
-            config = replace(config, train=replace(config.train, steps=steps))
+            train, steps = config.train, _steps_in(minutes, config, corpus, output, engine)
+            warmup_steps = round(train.warmup_steps * steps / train.steps)
+            train = replace(train, steps=steps, warmup_steps=warmup_steps)
+            config = replace(config, train=train)
+        if line := low_rate(config):
+            engine.tell(line)
         with requests_by_signal(engine.tell) as requests:
             trainer = _train(config, corpus, output, engine, requests)
     if trainer.step < config.train.steps:

@@ -48,10 +48,12 @@ def groups_of(symbols: list[str]) -> dict[str, list[tuple[int, ...]]]:
             open_branches.append(place)
         elif symbol == ")":
             groups["brackets"].append((open_branches.pop(), place))
-        elif symbol[0] == "[" or symbol[0].isalpha():
+        elif symbol[0] in "[*" or symbol[0].isalpha():
             atoms.append(place)
     molecule = read_molecule("".join(symbols))
-    for ring in molecule.GetRingInfo().AtomRings():
+    # RDKit drops hydrogens that are written out, and then counts otherwise.
+    has_all = len(atoms) == molecule.GetNumAtoms()
+    for ring in molecule.GetRingInfo().AtomRings() if has_all else ():
         if all(molecule.GetAtomWithIdx(atom).GetIsAromatic() for atom in ring):
             groups["aromatics"].append(tuple(sorted(atoms[atom] for atom in ring)))
     return groups

@@ -214,7 +214,7 @@ class TrainConfig:
     learning_rate: Positive = 1e-3
     """Peak of the schedule."""
     warmup_steps: Natural = 100
-    """Steps of linear rise from 0; then linear fall to 0 at the last step."""
+    """Steps of linear rise from 0; then linear fall, to 0 after the last step."""
     decay_from: Annotated[Below1, RARE] = 0.0
     """Share of the steps after which the rate falls; until then it stays at its peak. 0: it falls
     right after the warm-up, as in the paper."""
@@ -253,7 +253,7 @@ class TrainConfig:
     validate_every: Annotated[Count, Effect.COURSE] = 200
     """Steps between validations; the last step is always validated."""
     validation_rows: Annotated[Count, Effect.COURSE, RARE] = 512
-    """Held-out rows per validation."""
+    """Held-out rows per validation, from all over them."""
     num_threads: Annotated[Threads | None, Effect.COURSE] = None
     """CPU threads; none: torch's choice."""
     device: Annotated[str, Effect.NOTHING] = "auto"

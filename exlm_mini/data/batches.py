@@ -29,7 +29,8 @@ def epoch_order(lengths_R: np.ndarray, batch_size: int, seed: int, epoch: int) -
 
     Rows of unequal length (molecules) are bucketed: the random order is cut into windows of
     ``BUCKET_BATCHES`` batches, each window is sorted by length, and its batches are shuffled,
-    so a batch holds rows of similar length and little padding.
+    so a batch holds rows of similar length and little padding. The rows that complete the last
+    batch of the epoch before, and those left over for the first of the next, stay in random order.
 
     Args:
         lengths_R: tokens per row.
@@ -43,14 +44,16 @@ def epoch_order(lengths_R: np.ndarray, batch_size: int, seed: int, epoch: int) -
     order_R = random.permutation(len(lengths_R))
     if lengths_R.min() == lengths_R.max():
         return order_R
-    pieces = []
+    begin = min(-epoch * len(order_R) % batch_size, len(order_R))
+    end = len(order_R) - (len(order_R) - begin) % batch_size
+    pieces = [order_R[:begin]]
     window = BUCKET_BATCHES * batch_size
-    for start in range(0, len(order_R), window):
-        rows = order_R[start : start + window]
+    for start in range(begin, end, window):
+        rows = order_R[start : min(start + window, end)]
         rows = rows[np.argsort(lengths_R[rows], kind="stable")]
-        batches = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
-        pieces += [batches[i] for i in random.permutation(len(batches))]
-    return np.concatenate(pieces)
+        batches = rows.reshape(-1, batch_size)
+        pieces.append(random.permutation(batches).reshape(-1))
+    return np.concatenate([*pieces, order_R[end:]])
 
 
 class TrainingBatches:
@@ -156,22 +159,29 @@ def validation_batches(
     batch_size: int,
     numbers: Iterable[int] | None = None,
 ) -> Iterator[MaskedBatch]:
-    """The first ``num_rows`` rows, sorted by length; a row has the same masks at every call.
+    """``num_rows`` rows, sorted by length; a row has the same masks at every call.
 
     Args:
-        num_rows: of the pack; all if it has fewer.
+        num_rows: from all over the pack, which keeps the order of its sources and their documents;
+            all rows if it has fewer.
         batch_size: rows of a batch; the last may have fewer.
         numbers: of the batches to make, from 0; None: all.
     """
-    row_R = np.arange(min(num_rows, len(pack)))
+    num_rows = min(num_rows, len(pack))
+    row_R = np.arange(num_rows) * len(pack) // num_rows
     row_R = row_R[np.argsort(pack.lengths_R[row_R], kind="stable")]
     for number in range(-(-len(row_R) // batch_size)) if numbers is None else numbers:
         row_B = row_R[number * batch_size : (number + 1) * batch_size]
-        yield _masked(pack, masker, row_B, VALIDATION_EPOCH, step=0)
+        # Rounded for each row by itself: one draw for all would favour one seed over another.
+        yield _masked(pack, masker, row_B, VALIDATION_EPOCH, row_B)
 
 
 def _masked(
-    pack: Pack, masker: Masker, row_B: np.ndarray, epoch_B: np.ndarray | int, step: int
+    pack: Pack,
+    masker: Masker,
+    row_B: np.ndarray,
+    epoch_B: np.ndarray | int,
+    step: np.ndarray | int,
 ) -> MaskedBatch:
     """Rows of a pack with their masks; ``epoch_B`` may be one epoch for all rows."""
     token_ids_BN, _ = pack.gather(row_B)

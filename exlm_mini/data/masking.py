@@ -65,7 +65,9 @@ def counter_uniform(*counters: int | np.ndarray) -> np.ndarray:
     return ((state >> np.uint64(11)) * 2.0**-53).reshape(shape)
 
 
-def num_masks(mask_ratio: float, num_maskable_B: Tensor, seed: int, step: int) -> Tensor:
+def num_masks(
+    mask_ratio: float, num_maskable_B: Tensor, seed: int, step: int | np.ndarray
+) -> Tensor:
     """Masks per row: ``p n`` rounded up or down at random, with mean ``p n`` and at least 1.
 
     The rounding is drawn from (seed, step), the same for every row of an optimiser step, so
@@ -74,12 +76,13 @@ def num_masks(mask_ratio: float, num_maskable_B: Tensor, seed: int, step: int) -
     Args:
         mask_ratio: p, share of maskable tokens.
         num_maskable_B: int64, tokens of each row that may be masked.
+        step: counter of the rounding, one for all rows or one for each.
 
     Returns:
         int64 (B,), never more than ``num_maskable_B``.
     """
-    threshold = float(counter_uniform(seed, step))
-    wanted_B = torch.floor(num_maskable_B.double() * mask_ratio + threshold).long()
+    threshold_B = torch.from_numpy(counter_uniform(seed, step))
+    wanted_B = torch.floor(num_maskable_B.double() * mask_ratio + threshold_B).long()
     return torch.minimum(wanted_B.clamp(min=1), num_maskable_B)
 
 
@@ -177,14 +180,18 @@ class Masker:
     masks does not count, so the first one drawn is hidden whole."""
 
     def __call__(
-        self, token_ids_BN: Tensor, epoch_B: np.ndarray, sample_B: np.ndarray, step: int
+        self,
+        token_ids_BN: Tensor,
+        epoch_B: np.ndarray,
+        sample_B: np.ndarray,
+        step: int | np.ndarray,
     ) -> MaskedBatch:
         """Mask one batch.
 
         Args:
             token_ids_BN: int64 on the CPU, padded with the pad id.
             epoch_B, sample_B: counters of each row: its epoch and its number.
-            step: optimiser step, for the rounding of the number of masks.
+            step: optimiser step, for the rounding of the number of masks; see ``num_masks``.
 
         Returns:
             The batch; N is multiplied by ``num_copies``.
@@ -207,7 +214,7 @@ class Masker:
         is_maskable_BN: Tensor,
         epoch_B: np.ndarray,
         sample_B: np.ndarray,
-        step: int,
+        step: int | np.ndarray,
     ) -> Tensor:
         """The positions to mask, bool (B, N); arguments as above, any ``is_maskable_BN``."""
         if self.masking.strategy == "slots":

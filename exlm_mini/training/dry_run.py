@@ -23,6 +23,7 @@ from exlm_mini.training.cost import (
     plan_batch,
 )
 from exlm_mini.training.processes import choose_device, with_precision
+from exlm_mini.training.step import low_rate
 
 DRY_RUN_DOCUMENTS = 10_000
 
@@ -53,6 +54,8 @@ def dry_run(
             "of a micro-batch stops the run; then raise train.micro_batch_tokens (or "
             "train.batch_tokens)"
         )
+    if line := low_rate(config):
+        say(line)
     costs = estimate(config, vocab_size, row_length)
     parameters = f"{costs.num_parameters:,} = {costs.num_parameters / 1e6:.1f} M"
     if costs.num_transition_parameters:

@@ -110,7 +110,8 @@ def as_begun(
 ) -> RunConfig:
     """The settings with a definite precision; for a run that goes on, held against its start's.
 
-    ``train.precision auto`` is that of the start, and so are the steps of a run that is timed.
+    ``train.precision auto`` is that of the start, and so are the steps of a run that is timed, and
+    their warm-up.
 
     Args:
         report: receives a line for each of ``FREE_SETTINGS`` that changed, and for ``train.steps``
@@ -133,14 +134,18 @@ def as_begun(
     if train.precision == "auto":
         train = replace(train, precision=start.train.precision)
     if is_timed:
-        train = replace(train, steps=start.train.steps)
+        of_start = start.train
+        train = replace(train, steps=of_start.steps, warmup_steps=of_start.warmup_steps)
     config = replace(config, train=train)
     old, new = dotted(plain(start)), dotted(plain(config))
     changes = {key: f"{key}: {old[key]} -> {new[key]}" for key in new if old[key] != new[key]}
     free = set(FREE_SETTINGS)
     if new["train.steps"] > old["train.steps"]:
         free.add("train.steps")
-        shares = {"train.chain_warmup": "fixed chains", "train.grow_at": "the growth"}
+        shares = {
+            "train.chain_warmup": "fixed chains",
+            "train.grow_at": "a growth to come",
+        }
         what = ["the learning rate", *(shares[key] for key in shares if new[key])]
         changes["train.steps"] += f"; from here on by the longer schedule: {', '.join(what)}"
     if fixed := [line for key, line in changes.items() if key not in free]:

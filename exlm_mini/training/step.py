@@ -60,15 +60,22 @@ class Stepper:
         """In the whole run."""
         self.skipped_in_row = 0
         """Up to the last step."""
+        self.grown_at = 0
+        """Step at which an MLM grew into the model, if it did in this run."""
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint besides weights and moments; JSON-able."""
-        return {"skipped_steps": self.skipped_steps, "skipped_in_row": self.skipped_in_row}
+        return {
+            "skipped_steps": self.skipped_steps,
+            "skipped_in_row": self.skipped_in_row,
+            "grown_at": self.grown_at,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore ``state``."""
         self.skipped_steps = state["skipped_steps"]
         self.skipped_in_row = state["skipped_in_row"]
+        self.grown_at = state.get("grown_at", self.config.grow_step)  # earlier ones had none
 
     def step(self, step: int) -> Update:
         """Make one step; ``step`` counts from 0.
@@ -87,7 +94,7 @@ class Stepper:
         counts = torch.tensor([*counted, not math.isfinite(norm)], dtype=torch.float64)
         loss, num_without_path, num_correct, num_bad = engine.add_up(counts).tolist()
         is_skipped = not math.isfinite(loss) or num_bad > 0
-        rate = train.rate(step, self.config.grow_step)
+        rate = train.rate(step, self.grown_at)
         if not is_skipped:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
@@ -151,6 +158,24 @@ class Stepper:
             what = f"loss {loss:g}, gradient norm {norm:g} at step {step + 1}: not finite"
             what += f" in {self.skipped_in_row} steps in a row"
             raise self.diverged(f"{what} (train.max_skipped {train.max_skipped})")
+
+
+def low_rate(config: RunConfig) -> str | None:
+    """What to say of a run whose learning rate stays far below its peak, such as a recipe with
+    fewer steps and as long a warm-up; None of any other."""
+    train, start = config.train, 0
+    for _, end in config.stages:
+        some = range(start, end, -(-(end - start) // 500))
+        highest = max(train.rate(step, config.grow_step) for step in some)
+        if highest < train.learning_rate / 2:
+            after = f"after the growth at step {start:,} " if start else ""
+            return (
+                f"the learning rate {after}does not get beyond {highest:.2g} of "
+                f"{train.learning_rate:g}: {end - start:,} steps are few for train.warmup_steps "
+                f"{train.warmup_steps} and train.decay_from {train.decay_from:g}"
+            )
+        start = end
+    return None
 
 
 def make_batches(

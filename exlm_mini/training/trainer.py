@@ -282,7 +282,8 @@ class Trainer:
         """
         weights, moments = checkpoint.tensors["model"], checkpoint.tensors.get("optimizer", {})
         own, state = self.model.state_dict(), checkpoint.state
-        if (state["config"]["objective"], self.config.objective) == ("mlm", "exlm"):
+        grows = (state["config"]["objective"], self.config.objective) == ("mlm", "exlm")
+        if grows:
             weights, moments = {**own, **weights}, {}
         sizes = [{name: tuple(t.shape) for name, t in part.items()} for part in (own, weights)]
         if others := sizes[0].items() ^ sizes[1].items():
@@ -295,6 +296,8 @@ class Trainer:
         restore_optimizer(self.stepper.optimizer, self.model, moments)
         self.num_tokens = state["num_tokens"]
         self.stepper.restore(state["update"])
+        if grows:
+            self.stepper.grown_at = self.step
 
     def begin_from(self, checkpoint: Checkpoint) -> None:
         """Start with the weights of another run, of an MLM or of this objective, see

@@ -134,6 +134,11 @@ def test_the_number_of_masks_is_the_expected_one_rounded_alike_in_all_rows_of_a_
                 float(mean), float(expected), share * (1 - share) / num_steps
             )
     assert max(int(num_masks(0.999, torch.tensor([3]), 0, step)) for step in range(50)) <= 3
+    each_S = num_masks(0.15, lengths_B[5], 5, np.arange(num_steps))  # of a validation
+    assert torch.equal(
+        each_S,
+        torch.stack([num_masks(0.15, lengths_B[5], 5, step) for step in range(num_steps)]),
+    )
 
 
 @pytest.mark.parametrize(("strategy", "num_copies"), WITH_COPIES)

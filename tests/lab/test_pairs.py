@@ -48,6 +48,8 @@ def test_groups_are_both_digits_of_a_ring_both_ends_of_a_branch_and_aromatic_rin
     assert found["brackets"] == [(7, 10)]
     assert found["aromatics"] == [(0, 2, 3, 4, 6, 8), (12, 14, 15, 16, 17, 18)]
     assert groups_of(symbols("C%12CC%12[Si]1CC1"))["rings"] == [(1, 4), (6, 9)]
+    assert groups_of(symbols("*c1ccccc1"))["aromatics"] == [(1, 3, 4, 5, 6, 7)]
+    assert not groups_of(symbols("[H]c1ccccc1"))["aromatics"]
 
 
 def test_a_control_keeps_the_first_symbol_and_takes_the_second_from_a_group_apart():

@@ -13,15 +13,17 @@ from refusals import told
 
 import exlm_mini
 from exlm_mini.config.options import parse
-from exlm_mini.config.recipes import dotted, load_recipe
+from exlm_mini.config.recipes import dotted, load_recipe, recipe_names, stored_config
 from exlm_mini.pretrain import main
 from exlm_mini.reading.trained import SHIPPED
 from exlm_mini.training.checkpoint import load_checkpoint
 from exlm_mini.training.cost import estimate, row_flops
+from exlm_mini.training.metrics import read_metrics
+from exlm_mini.training.step import low_rate
 
 STEPS, GROWN = 6, 3
 SETTINGS = f"""--recipe smiles-tiny --model.width 16 --model.ffn_width 16 --model.num_heads 2
-    --train.steps {STEPS} --train.batch_size 4 --train.warmup_steps 1 --train.save_every 1
+    --train.steps {STEPS} --train.batch_size 4 --train.warmup_steps 2 --train.save_every 1
     --train.keep_last 0 --train.validation_rows 8 --train.device cpu --train.chain_warmup 0.1
     --data.max_documents 200 --masking.strategy spans --model.transition spans""".split()
 
@@ -70,8 +72,15 @@ def test_a_run_that_has_grown_stays_so_when_it_is_given_more_steps(grown, tmp_pa
     shutil.copytree(grown, longer)
     for later in (STEPS - 1, STEPS):
         shutil.rmtree(longer / f"checkpoints/step-{later:06d}")
-    train(longer, "--train.grow_at", "0.5", "--train.steps", str(2 * STEPS))
+    settings = "--train.grow_at", "0.5", "--train.steps", str(2 * STEPS)
+    train(longer, *settings, "--train.log_every", "1")
     assert exlm_mini.load(longer).model_in_words.startswith("ExLM")
+    rates = {
+        line["step"]: line["learning_rate"] for line in read_metrics(longer / "metrics.jsonl")
+    }
+    config = stored_config(longer / "config.yaml").train
+    for step in range(STEPS - 1, 2 * STEPS):  # it warmed up when it grew, and never again
+        assert rates[step] == config.rate(step - 1, GROWN)
 
 
 def test_the_rate_rises_once_more_when_it_grows():
@@ -82,6 +91,15 @@ def test_the_rate_rises_once_more_when_it_grows():
     assert shares == pytest.approx([number / 10 for number in range(1, 11)])
     within = [train.rate(step, 5) / line[step] for step in range(20)]  # while it first rises
     assert within == pytest.approx([1] * 5 + [number / 10 for number in range(1, 11)] + [1] * 5)
+
+
+def test_a_rate_that_stays_low_is_told():
+    every = {name: load_recipe(name) for name in recipe_names()}
+    assert not [name for name, config in every.items() if low_rate(config)]
+    spans = every["smiles-spans"]
+    for steps, word in ((300, "of 0.002: 200 steps"), (1500, "after the growth at step 1,000")):
+        short = replace(spans, train=replace(spans.train, steps=steps))
+        assert word in low_rate(short), low_rate(short)
 
 
 def test_a_run_is_an_mlm_and_an_exlm_for_a_step_or_more():

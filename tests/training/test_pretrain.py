@@ -161,7 +161,10 @@ def test_minutes_become_steps_that_a_run_keeps(tmp_path, monkeypatch, capsys):
     seconds = read_metrics(tmp_path / "metrics.jsonl")[-1]["seconds"]
     assert 1 < seconds < 9  # of 3, on whatever else this machine does
     whole = tmp_path / "whole"
-    trains(capsys, *TOY, "--train.steps", str(steps), "--output", whole)
+    planned, kept = parse(TOY)[0].train, stored_config(tmp_path / "config.yaml").train
+    assert kept.warmup_steps == round(planned.warmup_steps * steps / planned.steps)
+    same = f"--train.steps {steps} --train.warmup_steps {kept.warmup_steps}".split()
+    trains(capsys, *TOY, *same, "--output", whole)
     last = f"checkpoints/step-{steps:06d}"
     same_training(whole / last, tmp_path / last)
 
