@@ -162,13 +162,11 @@ def validation_batches(
     """``num_rows`` rows, sorted by length; a row has the same masks at every call.
 
     Args:
-        num_rows: from all over the pack, which keeps the order of its sources and their documents;
-            all rows if it has fewer.
+        num_rows: see ``Pack.spread``.
         batch_size: rows of a batch; the last may have fewer.
         numbers: of the batches to make, from 0; None: all.
     """
-    num_rows = min(num_rows, len(pack))
-    row_R = np.arange(num_rows) * len(pack) // num_rows
+    row_R = pack.spread(num_rows)
     row_R = row_R[np.argsort(pack.lengths_R[row_R], kind="stable")]
     for number in range(-(-len(row_R) // batch_size)) if numbers is None else numbers:
         row_B = row_R[number * batch_size : (number + 1) * batch_size]

@@ -207,6 +207,14 @@ class Pack:
         """The tokenizer of the ids; its file lies beside the side file."""
         return Tokenizer.load(self.path.with_name("tokenizer.json"))
 
+    def spread(self, num_rows: int) -> np.ndarray:
+        """Numbers of ``num_rows`` rows, or of all if there are fewer; int64, rising.
+
+        They are from all over the pack, which keeps the order of sources and documents.
+        """
+        num_rows = min(num_rows, len(self))
+        return np.arange(num_rows) * len(self) // num_rows
+
     def gather(
         self, indices: Sequence[int] | np.ndarray | torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:

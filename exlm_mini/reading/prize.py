@@ -78,7 +78,7 @@ def measure_prize(
     num_orders: int = 2,
     chain_share: float = 0.0,
 ) -> Prize:
-    """Measure the first held-out rows, always with the same masks and orders.
+    """Measure some held-out rows, always the same with the same masks and orders.
 
     Args:
         model: on any device; not of Repeated MLM.

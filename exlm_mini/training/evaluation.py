@@ -90,7 +90,7 @@ def evaluate(
     engine: Engine,
     chain_share: float = 0.0,
 ) -> Evaluation:
-    """Bits and guesses on the first ``num_rows`` held-out rows, always with the same masks.
+    """Bits and guesses on ``num_rows`` held-out rows, always the same with the same masks.
 
     Whole batches are distributed over the processes and their numbers added in a fixed order, so
     the result is the same, to the last bit, for any number of processes.
