@@ -1,13 +1,15 @@
 """What the hidden tokens of a row tell about each other, and how much of it a model uses, in bits.
 
-Four numbers count a model's bits for the hidden tokens of held-out rows:
+Five numbers count a model's bits for the hidden tokens of held-out rows:
 
 * *at once*: each mask by itself, from the visible tokens alone, summed over the masks;
 * *in turn*: one mask after the other, each from the visible tokens and the true tokens of the
   masks before it, by a pass of the encoder for each (the chain rule);
 * *joint*: all masks together, in one pass; for ExLM the sum over all paths;
-* the **prize**, at once less in turn: the most that edges can save. Where masks are independent
-  given the rest it is 0.
+* *in two passes*: every other mask of a run of masks first, then the rest, given the true tokens
+  of the first pass;
+* the **prize**, at once less in turn: what the hidden tokens tell about each other, as far as this
+  model knows it. Where masks are independent given the rest it is 0.
 
 *Links win* is at once less joint. It is no gain in itself: clones may predict single masks worse
 than an MLM of equal cost does, so models are compared by the joint.
@@ -45,6 +47,7 @@ class Prize(NamedTuple):
     """In turn, from left to right."""
     any_order: float
     """In turn, in random orders; their mean."""
+    two_passes: float
     joint: float
     clones_used: float | None
     """2 to the entropy of the share of paths through each clone, from 1 to k; None for an MLM and
@@ -65,8 +68,9 @@ class Prize(NamedTuple):
         clones = ""
         if self.clones_used is not None:
             clones = f"; {self.clones_used:.2f} of {states_per_mask} clones used"
-        links = "" if states_per_mask == 1 else f"links win {self.links_win:.2f} of "
-        return f"{self.joint:.2f} bits a row ({links}a prize of {self.prize:.2f}{clones})"
+        links = "" if states_per_mask == 1 else f"links win {self.links_win:.2f}, "
+        second = f"a second pass {self.at_once - self.two_passes:.2f} of a prize of"
+        return f"{self.joint:.2f} bits a row ({links}{second} {self.prize:.2f}{clones})"
 
 
 @torch.no_grad()
@@ -88,23 +92,26 @@ def measure_prize(
     """
     device, was_training = next(model.parameters()).device, model.training
     model.eval()
-    sums_4, use_k, count = torch.zeros(4, dtype=torch.float64), None, 0
+    sums_5, use_k, count = torch.zeros(5, dtype=torch.float64), None, 0
     for batch in validation_batches(pack, masker, num_rows, ROWS_AT_ONCE):
         sample_B1 = np.arange(count, count + len(batch.token_ids_BN))[:, None]
         position_1N = np.arange(batch.token_ids_BN.shape[1])[None]
-        orders = [
-            torch.from_numpy(counter_uniform(order, sample_B1, position_1N)).to(device)
-            for order in range(num_orders)
-        ]
         batch = batch.to(device)
-        left_BN = torch.from_numpy(position_1N).to(device).expand(batch.token_ids_BN.shape)
-        turns = [
-            in_turn(model, batch, order_BN, chain_share) for order_BN in (left_BN, *orders)
-        ]
+        is_masked_BN = batch.is_masked_BN
+        turns = [one_by_one(is_masked_BN), every_other(is_masked_BN)]
+        for order in range(num_orders):
+            # Masks come first, the smallest draw before the others.
+            draw_BN = torch.from_numpy(counter_uniform(order, sample_B1, position_1N)).to(
+                device
+            )
+            turns.append(draw_BN.masked_fill(~is_masked_BN, 2.0).argsort().argsort())
+        left_to_right, two_passes, *others = (
+            in_turn(model, batch, turn_BN, chain_share).sum() for turn_BN in turns
+        )
         alone_S, joint_B, own_use_k = at_once(model, batch, chain_share)
-        any_order = torch.stack([turn_B.sum() for turn_B in turns[1:]]).mean()
-        parts = (alone_S.sum(), turns[0].sum(), any_order, joint_B.sum())
-        sums_4 += torch.stack([part.double().cpu() for part in parts])
+        any_order = torch.stack(others).mean()
+        parts = (alone_S.sum(), left_to_right, any_order, two_passes, joint_B.sum())
+        sums_5 += torch.stack([part.double().cpu() for part in parts])
         if own_use_k is not None:
             use_k = own_use_k if use_k is None else use_k + own_use_k
         count += len(batch.token_ids_BN)
@@ -113,8 +120,8 @@ def measure_prize(
     if use_k is not None:
         share_k = use_k / use_k.sum()
         clones_used = math.exp(-float(torch.xlogy(share_k, share_k).sum()))
-    at_once_bits, left_to_right, any_order, joint = (sums_4 / count).tolist()
-    return Prize(count, at_once_bits, left_to_right, any_order, joint, clones_used)
+    means = dict(zip(Prize._fields[1:6], (sums_5 / count).tolist(), strict=True))
+    return Prize(num_rows=count, clones_used=clones_used, **means)
 
 
 def at_once(
@@ -145,22 +152,39 @@ def at_once(
 
 
 def in_turn(
-    model: MaskedLM | ExLM, batch: MaskedBatch, order_BN: Tensor, chain_share: float = 0.0
+    model: MaskedLM | ExLM, batch: MaskedBatch, turn_BN: Tensor, chain_share: float = 0.0
 ) -> Tensor:
-    """Bits of each row's hidden tokens by the chain rule, (B,), float64.
+    """Bits of each row's hidden tokens, (B,), float64, each given those of earlier turns.
 
     Args:
-        order_BN: of the masks of a row, the smallest number is asked first.
+        turn_BN: int64, the turn of each mask, from 0; those of one turn are asked at once.
     """
     masked_ids_BN, is_masked_BN, token_ids_BN = batch
-    order_BN = order_BN.double().masked_fill(~is_masked_BN, torch.inf)
-    rank_BN = order_BN.argsort(dim=1, stable=True).argsort(dim=1)
     bits_B = torch.zeros(len(token_ids_BN), dtype=torch.float64, device=token_ids_BN.device)
-    for turn in range(int(is_masked_BN.sum(dim=1).max())):
-        is_left_BN = is_masked_BN & (rank_BN >= turn)
+    for turn in range(num_turns(is_masked_BN, turn_BN)):
+        is_left_BN = is_masked_BN & (turn_BN >= turn)
         has_B = is_left_BN.any(dim=1)
         known_ids_BN = torch.where(is_left_BN, masked_ids_BN, token_ids_BN)
         part = MaskedBatch(known_ids_BN[has_B], is_left_BN[has_B], token_ids_BN[has_B])
         bits_S = at_once(model, part, chain_share)[0]
-        bits_B[has_B] += bits_S[(rank_BN == turn)[has_B][is_left_BN[has_B]]]
+        is_now_S = (turn_BN == turn)[is_left_BN]
+        row_S = is_left_BN.nonzero()[:, 0]
+        bits_B.index_add_(0, row_S[is_now_S], bits_S[is_now_S])
     return bits_B
+
+
+def one_by_one(is_masked_BN: Tensor) -> Tensor:
+    """The turns of masks that are asked from left to right, int64 (B, N)."""
+    return is_masked_BN.long().cumsum(dim=1) - 1
+
+
+def every_other(is_masked_BN: Tensor) -> Tensor:
+    """The turns of two passes, int64 (B, N): 0, 1, 0, ... along each run of masks."""
+    count_BN = is_masked_BN.long().cumsum(dim=1)
+    before_BN = count_BN.masked_fill(is_masked_BN, 0).cummax(dim=1).values
+    return (count_BN - before_BN - 1) % 2
+
+
+def num_turns(is_masked_BN: Tensor, turn_BN: Tensor) -> int:
+    """Turns until no mask is left."""
+    return int(turn_BN.masked_fill(~is_masked_BN, -1).max()) + 1
