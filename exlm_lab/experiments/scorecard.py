@@ -148,7 +148,7 @@ SCORECARD = {
     "no-help": Row(
         "§4.2, assumed",
         "bits per masked word of English, batch 512: the paper's recipe against one with both aids",
-        "ExLM needs no start-up aids to leave the symmetric start",
+        "ExLM needs no start-up aids",
         is_denied=True,
     ),
 }

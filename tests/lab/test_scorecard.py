@@ -109,7 +109,7 @@ def test_a_row_says_whether_it_was_planned_its_seeds_and_the_aids(results):
         "ExLM is ahead at equal cost on English": "sweep; 3 of 3 seeds; both aids",
         "Uncertainty rises with the lost words": "sweep; 3 of 3 seeds",
         "2D RoPE matters": "planned, primary; 10 of 10 seeds; chains alone",
-        "ExLM needs no start-up aids to leave the symmetric start":
+        "ExLM needs no start-up aids":
             "planned, primary; 5 of 5 seeds; no aids against both aids",
     }.items() <= evidence.items()  # fmt: skip
 
