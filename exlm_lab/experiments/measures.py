@@ -1,8 +1,8 @@
 """Measurements of a trained model, under the names that records use.
 
-``measure(model, config, corpus)`` returns ``{name: number}``. Rows are the first held-out ones of
-the corpus, with masks from a seed of their own, so models with equal masking are measured on the
-same rows and masks.
+``measure(model, config, corpus)`` returns ``{name: number}``. Rows are from all over the
+held-out part, with masks from a seed of their own, so models with equal masking are measured on
+the same rows and masks.
 
 A token is *lost* when all its copies are masked (Appendix E): in Repeated MLM those with a visible
 copy count nowhere, and the k predictions of a lost token are averaged. Without repetition every

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 DOWNSTREAM = "downstream"
 PROBE = "probe_accuracy"
-WAYS = ("at_once", "at_once_best_of_16", "in_turn", "at_once_sampled", "in_turn_sampled")
+WAYS = (
+    "at_once", "at_once_best_of_16", "in_two_passes", "in_turn", "at_once_sampled",
+    "in_turn_sampled",
+)  # fmt: skip
 """In which molecules are filled in; see ``reading.filling``."""
 SHARES = {
     PROBE, "lost_share", "accuracy", "missed_share", "validation_mask_accuracy",

@@ -126,14 +126,17 @@ def _rows(path: Path, stream: io.BufferedReader, column: str) -> Iterator[Any]:
     elif suffix == ".parquet":
         import pyarrow.parquet
 
-        for batch in pyarrow.parquet.ParquetFile(stream).iter_batches(NUM_ROWS_BATCH):
-            yield from batch.to_pylist()
+        file = pyarrow.parquet.ParquetFile(stream)
+        place = find_column(path, file.schema_arrow.names, column, SET_COLUMN)
+        for batch in file.iter_batches(NUM_ROWS_BATCH):
+            yield from ({column: value} for value in batch.column(place).to_pylist())
     elif suffix == ".jsonl":
         yield from jsonl_rows(path, stream)
     else:
         rows = csv_rows(path, stream)
-        place = find_column(path, next(rows), column, SET_COLUMN)
-        yield from ({column: row[place]} for row in rows)
+        if header := next(rows):  # nothing comes of an empty file, as of one without a table
+            place = find_column(path, header, column, SET_COLUMN)
+            yield from ({column: row[place]} for row in rows)
 
 
 def csv_rows(path: Path, stream: Iterable[bytes]) -> Iterator[list[str]]:
@@ -147,6 +150,7 @@ def csv_rows(path: Path, stream: Iterable[bytes]) -> Iterator[list[str]]:
     rows = filter(None, csv.reader(chain([first], lines), delimiter=mark, strict=True))
     header = next(rows, [])
     yield header
+    rows = (row for row in rows if len(row) == len(header) or any(map(str.strip, row)))
     for number, row in enumerate(rows):
         if len(row) != len(header):  # such as the last one of a file that was cut off
             raise UserError(

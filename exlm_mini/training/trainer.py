@@ -323,3 +323,4 @@ class Trainer:
                     "give its model.* settings"
                 )
         self._take_over(checkpoint)
+        self.stepper.grown_at = 0  # in the other run, if at all

@@ -75,6 +75,8 @@ def test_what_is_no_text_is_refused_by_its_place(kind, value):
         ("c.txt", "\ufeffone\u2028\x0bone\ntwo\x1ctwo", ["one\u2028\x0bone", "two\x1ctwo"]),
         ("a.csv", 'id,text\n1,"one, ""2""\nthree"\n2,four\n3,\n\n', ['one, "2"\nthree', "four"]),
         ("c.csv", "id, Text \r1,one\r2,two\r", ["one", "two"]),
+        ("d.csv", " \nid,text\n1,one\n  \n2,two\n \n", ["one", "two"]),
+        ("e.csv", "\n", []),
         ("b.csv", "text\n" + "a" * 200_000, ["a" * 200_000]),
         ("a.jsonl", '{"n": 1}\n{"text": "one\\n2"}\n{"text": null}\n', ["one\n2"]),
         ("a.TXT.gz", gzip.compress(CHAPTERS.encode(), mtime=0), BOTH),
@@ -114,6 +116,9 @@ def test_one_column_of_a_parquet(tmp_path):
     told(lambda: read(path, column="body"), path, "'body'", "text, n")
     for column, value in (("n", "1"), ("raw", "b'")):
         told(lambda column=column: read(path, column=column), f"{path} row 0", f"is {value}")
+    twice = tmp_path / "b.parquet"
+    parquet.write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), twice)
+    told(lambda: read(twice), twice, "'text' 2 times")
     damaged = write(tmp_path / "c.parquet", path.read_bytes()[:-20])
     told(lambda: read(damaged), damaged, "cannot read", "again")
 

@@ -137,6 +137,14 @@ def mlm(tmp_path_factory) -> Path:
     return train(tmp_path_factory.mktemp("mlm") / "run", "--objective", "mlm")
 
 
+def test_a_run_from_a_grown_one_warms_up_at_its_own_start_alone(grown, tmp_path):
+    settings = "--from", str(grown), "--train.log_every", "1"
+    run = train(tmp_path / "run", *settings, "--train.steps", str(2 * GROWN + 2))
+    schedule = stored_config(run / "config.yaml").train
+    for line in read_metrics(run / "metrics.jsonl"):
+        assert line["learning_rate"] == schedule.rate(line["step"] - 1, 0)
+
+
 @pytest.mark.parametrize("objective", ["mlm", "exlm"])
 def test_a_run_goes_on_from_the_weights_of_another_and_its_moments_if_it_does_not_grow(
     objective, mlm, tmp_path
