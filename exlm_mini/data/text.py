@@ -147,11 +147,11 @@ def csv_rows(path: Path, stream: Iterable[bytes]) -> Iterator[list[str]]:
     lines = dropwhile(lambda line: not line.strip(), chain.from_iterable(split))
     first = next(lines, "")
     mark = separator(first, suffix_of(path))
-    rows = filter(None, csv.reader(chain([first], lines), delimiter=mark, strict=True))
+    rows = csv.reader(chain([first], lines), delimiter=mark, strict=True)
     header = next(rows, [])
     yield header
-    rows = (row for row in rows if len(row) == len(header) or any(map(str.strip, row)))
-    for number, row in enumerate(rows):
+    filled = (row for row in rows if len(row) == len(header) or any(map(str.strip, row)))
+    for number, row in enumerate(filled):
         if len(row) != len(header):  # such as the last one of a file that was cut off
             raise UserError(
                 f"{path} row {number} (from 0) has {len(row)} fields, the header {len(header)}; "
