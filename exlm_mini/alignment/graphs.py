@@ -73,7 +73,7 @@ def checked(
     if log_transition.shape != (B, L, L):
         raise ValueError(
             f"want transition {(B, L, L)} or, by reach, (B, L, T) with T < L for emission "
-            f"{(B, M, L)}, got {tuple(log_transition.shape)}"
+            f"(B, targets, states) = {(B, M, L)}, got {tuple(log_transition.shape)}"
         )
     for what in ("dtype", "device"):
         one, other = getattr(log_emission, what), getattr(log_transition, what)

@@ -151,7 +151,7 @@ class MaskingConfig:
 
     @property
     def has_fixed_count(self) -> bool:
-        """Whether rows of equal length have equally many masks."""
+        """Whether a row has ``mask_ratio`` times its length of masks, rounded, and at least one."""
         return self.strategy in ("fixed_count", "spans", "units")
 
 

@@ -87,8 +87,10 @@ class ExLMPreTrainedModel(PreTrainedModel):
         """token_ids_BN, with the id of padding where ``attention_mask`` is 0.
 
         Raises:
-            ValueError: if there is padding, or its id, before a token.
+            ValueError: if there is padding, or its id, before a token, or a row without a batch.
         """
+        if input_ids.dim() != 2:
+            raise ValueError(f"want input_ids (B, N), got {tuple(input_ids.shape)}")
         pad = self.exlm.special_ids.pad
         if attention_mask is not None:
             input_ids = input_ids.masked_fill(attention_mask == 0, pad)
@@ -164,7 +166,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         if labels is not None and not torch.equal(labels != NO_LABEL, is_masked_BN):
             raise ValueError(
                 "labels must stand at every [MASK] and nowhere else; mask with "
-                "exlm_mini.hf.collator(tokenizer)"
+                "exlm_mini.hf.collator(tokenizer), and leave out texts that hold [MASK] themselves"
             )
         token_ids_BN = target_ids_BN = self.rows(input_ids, attention_mask)
         if labels is not None:
@@ -192,17 +194,20 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         return MaskedLMOutput(loss=None if labels is None else loss, logits=logits)
 
     @torch.no_grad()
-    def fill(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def fill(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Fill the masks of each row together, by the tokens of its best path.
 
         Args:
             input_ids: int64 (B, N), as from the tokenizer; the model in evaluation mode.
+            attention_mask: 0 at padding; None: padding has its id.
 
         Returns:
             The filled rows, int64 (B, N), and log P of the chosen tokens together, (B,), in nats,
             for ExLM summed over all paths.
         """
-        filled_BN, special = self.rows(input_ids, None).clone(), self.exlm.special_ids
+        filled_BN, special = self.rows(input_ids, attention_mask).clone(), self.exlm.special_ids
         log_joint_B = torch.zeros(len(filled_BN))
         for b, row_N in enumerate(filled_BN):  # a view
             own_1N = row_N[row_N != special.pad].unsqueeze(0)

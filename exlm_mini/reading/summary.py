@@ -8,7 +8,7 @@ from pathlib import Path
 from exlm_mini.config import RunConfig
 from exlm_mini.data.corpus import Corpus
 from exlm_mini.data.tokenizer import MASK
-from exlm_mini.data.toy_grammars import grammar
+from exlm_mini.data.toy_grammars import grammar, slots_of
 from exlm_mini.reading.filling import measure_fillings
 from exlm_mini.reading.prize import measure_prize
 from exlm_mini.training.parts import make_masker
@@ -39,7 +39,7 @@ def summarise(config: RunConfig, corpus: Corpus, output: Path, trainer: Trainer)
         print(f"{objective} reached {reached.bits_per_row:.3f} bits")
     print(f"run directory: {output}")
     _print_prize(config, corpus, trainer)
-    return _masked_example(corpus)
+    return _masked_example(config, corpus)
 
 
 def _print_prize(config: RunConfig, corpus: Corpus, trainer: Trainer) -> None:
@@ -62,11 +62,16 @@ def _print_prize(config: RunConfig, corpus: Corpus, trainer: Trainer) -> None:
             print(f"{config.objective}, held-out rows filled {way}: {filled.describe()}")
 
 
-def _masked_example(corpus: Corpus) -> str:
-    """A held-out text, or its beginning, with one token hidden."""
+def _masked_example(config: RunConfig, corpus: Corpus) -> str:
+    """A held-out text, or its beginning, with its slots or else one token hidden."""
     tokenizer = corpus.validation.tokenizer()
-    special = tokenizer.special_ids
-    inner = [i for i in corpus.validation.gather([0])[0][0].tolist() if i not in special]
+    row = corpus.validation.gather([0])[0][0].tolist()
+    if slots := slots_of(config):
+        words = [
+            MASK if i in slots else tokenizer.token(row[i]) for i in range(1, len(row) - 1)
+        ]
+        return " ".join(words)
+    inner = [i for i in row if i not in tokenizer.special_ids]
     inner = inner[:16] if corpus.kind == "text" else inner
     before, after = inner[: len(inner) // 2], inner[len(inner) // 2 + 1 :]
     hidden = {"smiles": MASK, "text": f" {MASK}", "toy": f" {MASK} "}[corpus.kind]

@@ -11,7 +11,7 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 import torch
@@ -273,6 +273,19 @@ def num_states(model: ModelConfig, num_masks: float) -> float:
     return num_masks * k + (2 * k if model.boundary == "official" else 2)
 
 
+def _learned_heads(model: ModelConfig) -> int:
+    """Of the transition."""
+    match model.transition:
+        case "gated" | "spans":
+            return model.shape.num_heads
+        case "paper":
+            return 1
+        case "uniform" | "chains" | "ctc":
+            return 0
+        case _ as other:
+            assert_never(other)
+
+
 def row_flops(config: RunConfig, vocab_size: int, row_length: int) -> float:
     """Floating-point operations of training on one row, at the mean number of masks.
 
@@ -291,10 +304,9 @@ def row_flops(config: RunConfig, vocab_size: int, row_length: int) -> float:
         L = num_states(model, num_masks)
         M = num_masks + 2 + (model.transition == "ctc")  # plus the blank
         heads = L * (D * D + D * vocab_size) + M * L * D
-        if model.transition in ("paper", "gated", "spans"):
+        if _learned_heads(model):  # queries, keys and their products
             heads += L * 2 * D * D + L * L * D
-        if model.transition in ("gated", "spans"):
-            heads += L * D * H
+            heads += L * D * H * (model.transition != "paper")  # the gate
     num_below = model.expand_at if config.objective == "exlm" else 0
     encoder = sum(
         layers * (4 * length * D * D + 2 * length**2 * D + 2 * length * D * F)
@@ -313,7 +325,7 @@ def mean_flops_per_token(config: RunConfig, vocab_size: int, lengths_R: np.ndarr
 def _activation_bytes(config: RunConfig, vocab_size: int, row_length: int) -> int:
     """Bytes that autograd keeps, counted layer by layer."""
     model, train, is_exlm = config.model, config.train, config.objective == "exlm"
-    num_layers, D, F, H = model.shape
+    num_layers, D, F, _ = model.shape
     B = train.micro_batch_size or train.batch_size
     if train.batch_tokens is not None:  # for the longest rows
         B = max(1, (train.micro_batch_tokens or train.batch_tokens) // row_length)
@@ -332,15 +344,12 @@ def _activation_bytes(config: RunConfig, vocab_size: int, row_length: int) -> in
         kept += half * (num_layers * (4 * D * D + 2 * D * F) + vocab_size * D)
     num_masks = math.ceil(mask_count(config, row_length))
     if not is_exlm:
-        if config.masking.strategy != "slots":
-            num_masks = math.ceil(config.masking.mask_ratio * T)
         # The log-softmax and the head's hidden states.
         return kept + B * num_masks * (vocab_size + 4 * D) * _FLOAT
     L = num_states(model, num_masks)
     head = B * L * 8 * D * _FLOAT
     if model.emission != "chunked":  # chunks are recomputed, not kept
         head += B * L * vocab_size * _FLOAT
-    num_heads = {"gated": H, "spans": H, "paper": 1}.get(model.transition, 0)
-    transition = B * (2 * num_heads + 3) * L * L * _FLOAT
+    transition = B * (2 * _learned_heads(model) + 3) * L * L * _FLOAT
     alignment = 3 * B * (num_masks + 2) * L * _FLOAT
     return int(kept + head + transition + alignment)

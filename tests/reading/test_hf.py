@@ -73,7 +73,7 @@ def test_a_checkpoint_is_a_model_of_transformers(name, runs):
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     assert tokenizer.decode(batch.input_ids[1], skip_special_tokens=True) == texts[1]
     found = model(**batch).logits
-    filled, log_joint = model.fill(batch.input_ids)
+    filled, log_joint = model.fill(**batch)
     for row, text in enumerate(texts):
         if MASK not in text:
             continue

@@ -136,7 +136,7 @@ def test_embeddings_can_be_resized(head, setting, tmp_path):
     assert main_output(head, model(new)).isfinite().all()
     model.save_pretrained(tmp_path)
     again = HEADS[head].from_pretrained(tmp_path).eval()
-    assert torch.equal(main_output(head, again(new)), main_output(head, model(new)))
+    torch.testing.assert_close(main_output(head, again(new)), main_output(head, model(new)))
     model.resize_token_embeddings(20)
     assert main_output(head, model(**INPUTS)).isfinite().all()
 
@@ -210,6 +210,13 @@ def test_the_usual_collator_is_refused_for_the_right_reason():
     assert has_pad == {True, False}
 
 
+def test_masks_that_stood_in_the_text_are_refused_for_the_right_reason():
+    own = train_smiles(["CC(=O)Nc1ccc(O)cc1"])
+    tokenizer, model = hf.tokenizer_for(own), make(vocab_size=own.vocab_size)
+    with pytest.raises(ValueError, match=r"leave out texts that hold \[MASK\]"):
+        model(**hf.collator(tokenizer)([tokenizer("CC[MASK]Nc1ccc(O)cc1")]))
+
+
 @every_setting
 def test_what_stands_at_padding_has_no_effect(setting):
     model = make("MaskedLM", setting)
@@ -227,6 +234,8 @@ def test_padding_before_a_token_is_refused(head):
     for inputs in ((inside,), (inside, torch.ones_like(IDS)), (left,), (IDS, mask)):
         with pytest.raises(ValueError, match=r"row 1 has padding .* padded on the right"):
             model(*inputs)
+    with pytest.raises(ValueError, match=r"want input_ids \(B, N\), got \(7,\)"):
+        model(IDS[0])
 
 
 # ---- settings ----

@@ -116,6 +116,7 @@ def test_without_output_a_run_is_named_after_recipe_and_time(tmp_path, monkeypat
     assert re.fullmatch(r"toy-pairs-\d{8}-\d{6}", directory.name)
     assert code == 0 and f"run directory: runs/{directory.name}" in out.splitlines()
     told = re.search(r"^to look into it: \S+ -m exlm_mini.fill (.*)$", err, re.M)
+    assert told[1].count("[MASK]") == 2
     assert fill.main(shlex.split(told[1])) == 0  # what a reader types next works
 
 
