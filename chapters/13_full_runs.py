@@ -95,8 +95,8 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import parse
 from exlm_mini.data.molecules import embedded_molecules
 from exlm_mini.training.checkpoint import latest_checkpoint, load_checkpoint
-from exlm_mini.training.cost import plan_batch
 from exlm_mini.training.metrics import read_metrics
+from exlm_mini.training.processes import plan_batch
 
 # %% [markdown]
 # ## One command, three sizes

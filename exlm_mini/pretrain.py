@@ -59,7 +59,7 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
     """
     from exlm_mini.data.corpus import prepare_corpus
     from exlm_mini.reading.summary import summarise
-    from exlm_mini.training.cost import check_spread
+    from exlm_mini.training.processes import check_spread
     from exlm_mini.training.run_directory import CONFIG, as_begun, locked_directory
     from exlm_mini.training.step import low_rate
 

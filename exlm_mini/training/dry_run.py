@@ -15,14 +15,8 @@ from exlm_mini.data.sources import size_of
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.training.checkpoint import Checkpoint
 from exlm_mini.training.console import say
-from exlm_mini.training.cost import (
-    BatchPlan,
-    Estimate,
-    check_row_length,
-    estimate,
-    plan_batch,
-)
-from exlm_mini.training.processes import choose_device, with_precision
+from exlm_mini.training.cost import Estimate, check_row_length, estimate
+from exlm_mini.training.processes import BatchPlan, choose_device, plan_batch, with_precision
 from exlm_mini.training.step import low_rate
 
 DRY_RUN_DOCUMENTS = 10_000

@@ -15,11 +15,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
+import math
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -33,6 +34,73 @@ from exlm_mini.training.parts import Scored, score
 
 LONGEST_WAIT = datetime.timedelta(days=7)
 """The first process may take long to prepare a corpus; a process that died is noticed at once."""
+
+
+class BatchPlan(NamedTuple):
+    """Division of a batch: ``size`` = ``num_devices`` x ``per_device`` x ``num_accumulated``."""
+
+    unit: str
+    """rows or tokens."""
+    size: int
+    num_devices: int
+    per_device: int
+    """Per forward pass."""
+    num_accumulated: int
+    """Forward passes of a device per optimiser step."""
+
+    @property
+    def name(self) -> str:
+        """Of the settings: train.batch_size, train.micro_batch_size or those of tokens."""
+        return "size" if self.unit == "rows" else "tokens"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.size:,} {self.unit} = {self.num_devices} device"
+            f"{'s' * (self.num_devices > 1)} x {self.per_device:,} {self.unit} x "
+            f"{self.num_accumulated} accumulated"
+        )
+
+
+def plan_batch(train: TrainConfig, num_devices: int, option: str = "--devices") -> BatchPlan:
+    """Divide a batch among devices; ``option`` is the one that gave their number."""
+    unit, name, size, micro = "rows", "size", train.batch_size, train.micro_batch_size
+    if train.batch_tokens is not None:
+        unit, name = "tokens", "tokens"
+        size, micro = train.batch_tokens, train.micro_batch_tokens
+    if num_devices < 1:
+        raise UserError(f"{option} is {num_devices}; it must be at least 1")
+    share = num_devices * (micro or 1)
+    if size % share:
+        of_each = f" x train.micro_batch_{name} {micro:,}" if micro else ""
+        most = size // (micro or 1)
+        small = [n for n in range(1, math.isqrt(most) + 1) if most % n == 0]
+        near = min(small + [most // n for n in small], key=lambda n: abs(n - num_devices))
+        each, rest = divmod(size, num_devices)
+        fits = f"train.batch_{name} {size + share - size % share:,}"
+        if micro and not rest:
+            fits = f"train.micro_batch_{name} {_largest_divisor(each, micro):,}"
+        raise UserError(
+            f"train.batch_{name} {size:,} cannot be spread over {num_devices} devices"
+            f"{of_each}: {size % share:,} {unit} are left over; use {option} {near}, or {fits}"
+        )
+    per_device = micro or size // num_devices
+    return BatchPlan(unit, size, num_devices, per_device, size // (num_devices * per_device))
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is at most ``most``."""
+    return next(n for n in range(min(number, most), 0, -1) if number % n == 0)
+
+
+def check_spread(config: RunConfig, num_processes: int) -> None:
+    """Raise ``UserError`` if a batch cannot be spread over the processes, naming the sizes."""
+    plan = plan_batch(config.train, num_processes, "--nproc-per-node")
+    if num_processes > 1 and plan.unit == "tokens" and config.train.micro_batch_tokens is None:
+        raise UserError(
+            f"train.batch_tokens {plan.size:,} on {num_processes} processes needs "
+            f"train.micro_batch_tokens, such as {plan.per_device:,}: it decides which rows are "
+            "taken together, and that must not depend on the number of processes"
+        )
 
 
 def start_engine(train: TrainConfig) -> Engine:

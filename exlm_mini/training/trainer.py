@@ -31,11 +31,11 @@ from exlm_mini.training.checkpoint import (
     save_checkpoint,
 )
 from exlm_mini.training.console import Progress
-from exlm_mini.training.cost import check_fits, check_spread, mean_flops_per_token
+from exlm_mini.training.cost import check_fits, mean_flops_per_token
 from exlm_mini.training.evaluation import Evaluation, evaluate
 from exlm_mini.training.metrics import MetricsLog, copies_of, peak_memory_mib
 from exlm_mini.training.parts import make_masker, make_model
-from exlm_mini.training.processes import Engine, choose_device, with_precision
+from exlm_mini.training.processes import Engine, check_spread, choose_device, with_precision
 from exlm_mini.training.provenance import versions
 from exlm_mini.training.step import Stepper, Update
 

@@ -17,8 +17,7 @@ from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import recipe_names
 from exlm_mini.training import processes
 from exlm_mini.training.checkpoint import load_checkpoint
-from exlm_mini.training.cost import check_spread
-from exlm_mini.training.processes import Engine, start_engine
+from exlm_mini.training.processes import Engine, check_spread, start_engine
 
 CPU = torch.device("cpu")
 LAUNCHED = {
