@@ -23,7 +23,7 @@
 #
 # The other chapters take up the pieces one by one and import those you write here:
 # cells marked `save` are collected in the file `exlm_so_far.py`. **It takes** 40
-# minutes, and a minute of one CPU core.
+# minutes with the exercise, and a minute of one CPU core.
 
 # %% tags=["remove-cell", "nbval-skip"]
 # Colab opens this notebook alone: fetch the book around it and install its package.
@@ -233,7 +233,8 @@ class Encoder(nn.Module):
 # the hidden state at its place. Its score for a row is $-\log_2$ of the probability
 # of the hidden words. Because it predicts each word by itself, this is a sum with
 # one term per word. No model of this kind can do better than the sum of the words'
-# own entropies, here 2 bits. We call that its **floor**.
+# own entropies, here 2 bits. We call that its **floor**. What any model needs at
+# least, here 1 bit, is the **joint entropy** of the words.
 
 
 # %% tags=["save"]
@@ -464,10 +465,10 @@ for seed in (1, 2, 3, 4, 5):
 best = exlms[min(curves, key=lambda seed: curves[seed][150])]
 
 # %% [markdown]
-# Three of our five reach one bit; with other seeds it may be one, or four. They
-# have discovered the mood, which is never written down and shows only in which
-# words occur together. The others stay where a masked language model stays.
-# {ref}`chap-symmetric-start` finds out why.
+# Three of our five reach one bit; with other seeds, or on another processor, it may
+# be more or fewer. They have discovered the mood, which is never written down and
+# shows only in which words occur together. The others stay where a masked language
+# model stays. {ref}`chap-symmetric-start` finds out why.
 
 # %% mystnb={"figure": {"caption": "Bits for both words during training: the masked language model, and ExLM from five starts.", "name": "fig-first-curves"}, "image": {"alt": "The masked language model falls to two bits and stays there. Some of the curves of ExLM stay there too, the others go on to one bit."}} tags=["remove-input"]
 fig, ax = plt.subplots(figsize=(3.6, 2.6))
@@ -575,7 +576,7 @@ unlinked = ToyExLM(len(WORDS))
 unlinked.transition = NoLinks()
 initialise(unlinked)
 unlinked_bits = train(unlinked, every_sentence)[150]
-# It ends at 3.64 bits. Without links the words are guessed one by one: 2 bits. And
+# It ends at 3.64 bits. Without links each word is guessed by itself: 2 bits. And
 # the edges cannot learn to stop at both masks: only 3/7 of the paths go from [BOS]
 # to the first mask, and 3/4 of these on to the second. That is 1.64 bits more.
 assert -1e-4 < unlinked_bits - 2 - math.log2(28 / 9) < 0.1

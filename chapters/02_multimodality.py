@@ -13,9 +13,9 @@
 # The masked language model of {ref}`the first chapter <chap-one-notebook>` stops at
 # two bits where one is possible. This chapter shows how many bits are lost in this
 # way, and why every model that guesses each word by itself loses them. You compute
-# exactly how uncertain the hidden words of a toy language are one by one, and how
-# uncertain together. The difference is what ExLM {cite}`zheng2025exlm` is after; at
-# the end you see how paths through a graph can save it.
+# exactly how uncertain the hidden words of a toy language are each by itself, and
+# how uncertain together. The difference is what ExLM {cite}`zheng2025exlm` can
+# save; at the end you see how paths through a graph do so.
 #
 # **It takes** half an hour and under a minute of one CPU core. **Paper:** §2, §3.3,
 # §4.1 and Appendix A.
@@ -192,9 +192,9 @@ print(f"{product_VV[joint_VV == 0].sum():.0%} of the product is impossible")
 # no one ever says. The paper calls this *inter-token multimodality*, a term from
 # translation models that write all words at once {cite}`gu2018nat`.
 
-# %% mystnb={"figure": {"caption": "Two hidden words of `fours`. Above: how they occur together. Below: the product of their true distributions.", "name": "fig-joint-product"}, "image": {"alt": "Two tables of four by four. Together, each word of the first slot goes with one of the second, with probability 0.25. One by one, all sixteen pairs have 0.06."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Two hidden words of `fours`. Above: how they occur together. Below: the product of their true distributions.", "name": "fig-joint-product"}, "image": {"alt": "Two tables of four by four. Together, each word of the first slot goes with one of the second, with probability 0.25. Each by itself, all sixteen pairs have 0.06."}} tags=["remove-input"]
 rows, cols = np.flatnonzero(p_Z @ first_ZV), np.flatnonzero(p_Z @ second_ZV)
-tables = {"together": joint_VV, "one by one": product_VV}
+tables = {"together": joint_VV, "each by itself": product_VV}
 tables = {title: table_VV[np.ix_(rows, cols)] for title, table_VV in tables.items()}
 names = [[fours.words[v] for v in some] for some in (rows, cols)]
 draw_tables(tables, *names, is_stacked=True)
@@ -203,7 +203,7 @@ draw_tables(tables, *names, is_stacked=True)
 # ## How many bits is that?
 #
 # Let $x_1, \dots, x_m$ be the hidden words, and $c$ the visible ones. The
-# uncertainty of the words one by one is the sum of their **marginal entropies**
+# uncertainty of the words each by itself is the sum of their **marginal entropies**
 # $H(x_i \mid c)$. Their uncertainty together is the **joint entropy**
 # $H(x_1, \dots, x_m \mid c)$. The difference is the **total correlation**
 # {cite}`watanabe1960correlation`,
@@ -212,40 +212,33 @@ draw_tables(tables, *names, is_stacked=True)
 # \mathrm{TC} = \sum_{i=1}^{m} H(x_i \mid c) - H(x_1, \dots, x_m \mid c),
 # $$
 #
-# which for two words is their mutual information. To compute the joint entropy,
-# build the combinations of hidden words slot by slot and keep the possible ones
-# (axis `C`; axis `Z` has the values of the variables). A third small language,
-# `quartets`, is like `fours`, but each of its four moods allows three words in
-# either slot: $2 \log_2 12 = 7.17$ bits one by one, $\log_2 (4 \cdot 9) = 5.17$
-# together. In these three languages every context gives the same entropies; for
-# `town`, the package averages over all contexts.
+# which for two words is their mutual information. All of it follows from the table
+# of the joint distribution: the sums of its rows and of its columns are the two
+# marginals. A third small language, `quartets`, is like `fours`, but each of its
+# four moods allows three words in either slot: $2 \log_2 12 = 7.17$ bits each by
+# itself, $\log_2 (4 \cdot 9) = 5.17$ together. In these three languages every
+# context gives the same entropies; for `town`, the package averages over all
+# contexts.
 
 
 # %%
-def entropies_in(language, sentence_N, hidden):
-    """Sum of the marginal entropies, and joint entropy, in this context."""
-    marginals = [marginal_V(language, sentence_N, hidden, n) for n in hidden]
-    p_CZ = posterior_Z(language, sentence_N, hidden)[None]
-    for n in hidden:
-        table_ZV = language.word_probability_NZV[n]
-        p_CZ = np.einsum("cz,zv->cvz", p_CZ, table_ZV).reshape(-1, p_CZ.shape[1])
-        p_CZ = p_CZ[p_CZ.any(axis=1)]
-    return sum(map(entropy, marginals)), entropy(p_CZ.sum(axis=1))
+def entropies_of_two(language):
+    """Sum of the marginal entropies, and joint entropy, of two hidden words."""
+    p_Z = posterior_Z(language, language.sample(1, seed=0)[0], language.slots)
+    first_ZV, second_ZV = language.word_probability_NZV[list(language.slots)]
+    joint_VV = np.einsum("z,zv,zw->vw", p_Z, first_ZV, second_ZV)
+    apart = entropy(joint_VV.sum(axis=1)) + entropy(joint_VV.sum(axis=0))
+    return apart, entropy(joint_VV)
 
 
-facts = {}
-for name in ("pairs", "fours", "quartets"):
-    language = grammar(name)
-    facts[name] = entropies_in(
-        language, language.sample(1, seed=0)[0], language.slots
-    )
+facts = {n: entropies_of_two(grammar(n)) for n in ("pairs", "fours", "quartets")}
 facts["town"] = (
     town.marginal_entropy_bits(town.mask()),
     town.joint_entropy_bits(town.mask()),
 )
-print("          one by one  together  difference")
+print("          each by itself  together  difference")
 for name, (apart, together) in facts.items():
-    print(f"{name:9}{apart:11.2f}{together:10.2f}{apart - together:12.2f}")
+    print(f"{name:9}{apart:15.2f}{together:10.2f}{apart - together:12.2f}")
 
 # %% mystnb={"code_prompt_show": "Checked: the package has the same distributions and entropies, and the entropy rises in every step of the figure"} tags=["hide-cell", "check"]
 theirs_V = town.marginals(sentence_N, town.mask((ropes,)))[0]
@@ -487,7 +480,7 @@ fig, ax = plt.subplots(figsize=(3.6, 2.8))
 ax.fill_between(ratios, joint_R, floor_R, color="0.9")
 ax.plot(ratios, floor_R, "o-", ms=4, color=COLORS["floor"])
 ax.plot(ratios, joint_R, "s-", ms=4, color=COLORS["joint"])
-ax.text(0.5, floor_R[5] + 0.12, "one by one", color=COLORS["floor"], ha="right")
+ax.text(0.5, floor_R[5] + 0.12, "each by itself", color=COLORS["floor"], ha="right")
 ax.text(0.52, joint_R[5] - 0.06, "together", color=COLORS["joint"], va="top")
 _ = ax.set(xlabel="mask ratio p", ylabel="bits per hidden word", ylim=(0, None))
 

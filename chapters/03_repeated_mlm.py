@@ -152,7 +152,9 @@ NAMES = [*SPECIAL_TOKENS, *language.words]
 def sentences(num_rows, seed):
     """Token ids: [BOS], N words and [EOS]."""
     ids_BN = torch.from_numpy(language.sample(num_rows, seed)) + len(SPECIAL_TOKENS)
-    return F.pad(F.pad(ids_BN, (1, 0), value=BOS), (0, 1), value=EOS)
+    ids_BN = F.pad(ids_BN, (1, 1), value=BOS)
+    ids_BN[:, -1] = EOS
+    return ids_BN
 
 
 # %% [markdown]
@@ -286,17 +288,13 @@ assert len(filled) == 14
 # column upwards. In the first four rows below only the unreal tokens change, in the
 # last four only the lost words:
 #
-# | [MASK] | lost | MNLI (%) | entropy (bits) |
-# |---|---|---|---|
-# | 15% | 15% | 83.6 | 2.78 |
-# | 38.7% | 15% | 83.1 | 2.30 |
-# | 62.2% | 15% | 83.2 | 1.77 |
-# | 78.9% | 15% | 82.8 | 1.76 |
-# | 78.9% | 38.7% | 82.6 | 3.35 |
-# | 78.9% | 62.2% | 81.3 | 5.48 |
-# | 78.9% | 78.9% | 79.6 | 7.26 |
+# | [MASK] | lost | MNLI (%) | entropy (bits) | |---|---|---|---| | 15% | 15% | 83.6
+# | 2.78 | | 38.7% | 15% | 83.1 | 2.30 | | 62.2% | 15% | 83.2 | 1.77 | | 78.9% | 15%
+# | 82.8 | 1.76 | | 78.9% | 38.7% | 82.6 | 3.35 | | 78.9% | 62.2% | 81.3 | 5.48 | |
+# 78.9% | 78.9% | 79.6 | 7.26 |
 #
-# The accuracy after fine-tuning (Figure 3) falls by 0.8 points while [MASK] grows
+# The accuracy after fine-tuning on MNLI, a task on pairs of sentences (Figure 3),
+# falls by 0.8 points while [MASK] grows
 # from 15% to 78.9%, and by 3.2 while the lost words do. The entropy of the
 # predictions (Figure 5), the model's uncertainty about a lost word, falls by one
 # bit along the line and rises by more than five along the column. On the four tasks
@@ -444,12 +442,13 @@ _ = ax.set(xlabel="share of lost words (%)", ylabel="entropy (bits)", ylim=(0, 2
 #
 # Does the lost share also decide what a model has *learned*? Our study trains all
 # combinations with at least 15% lost words on `town`, the language of
-# {ref}`chap-multimodality`, with ten seeds each. A linear probe then reads the
-# sentence's hidden variables from the model's states. The comparison has to be
-# fair: after equal numbers of steps, our small models with more [MASK] at the same
-# lost share are further from their optimum, because they must also learn to copy.
-# So each run ends at the same *competence*: when its cross-entropy on lost words
-# has come 40% of the way from guessing without context to the best possible.
+# {ref}`chap-multimodality`, with ten seeds each. A linear probe (a linear
+# classifier on the frozen model) then reads the sentence's hidden variables from
+# the hidden states. The comparison has to be fair: on `town`, after equal numbers
+# of steps, the models with 62% and 79% [MASK] are further from their optimum than
+# those with less at the same lost share, presumably because they must also learn to
+# copy. So each run ends at the same *competence*: when its cross-entropy on lost
+# words has come 40% of the way from guessing without context to the best possible.
 
 # %% mystnb={"figure": {"caption": "What a linear probe reads at equal competence: means of ten seeds with their 95% intervals. Points of one colour have the same share of [MASK]; colours are shifted sideways a little.", "name": "fig-competence"}, "image": {"alt": "Points that fall from left to right with the share of lost words. At 15% lost, the one with the least [MASK] is the lowest; at 39% and more the colours have no order."}} tags=["remove-input"]
 from pathlib import Path

@@ -137,7 +137,7 @@ def expand(masked_BN, k):
     end_BN = copies_BN.cumsum(dim=1)
     place_BT = torch.arange(int(end_BN.max())).repeat(len(masked_BN), 1)
     is_real_BT = place_BT < end_BN[:, -1:]
-    # Filling has the coordinates of token 0.
+    # Padding gets the coordinates of token 0.
     i_BT = torch.searchsorted(end_BN, place_BT, right=True) * is_real_BT
     first_BT = (end_BN - copies_BN).gather(1, i_BT)
     j_BT = (place_BT - first_BT + 1) * is_mask_BN.gather(1, i_BT) * is_real_BT
@@ -157,12 +157,12 @@ def expand(masked_BN, k):
 
 # %% tags=["save"]
 def pack(is_chosen_BX):
-    """Indices of the chosen columns of each row, and which are no padding."""
+    """Indices of the chosen columns of each row, and which are not padding."""
     count_B1 = is_chosen_BX.sum(dim=1, keepdim=True)
     # The chosen columns first, then others as padding.
     index_BX = (~is_chosen_BX).int().argsort(dim=1, stable=True)
-    slot_L = torch.arange(int(count_B1.max()))
-    return index_BX[:, : len(slot_L)], slot_L < count_B1
+    column_L = torch.arange(int(count_B1.max()))
+    return index_BX[:, : len(column_L)], column_L < count_B1
 
 
 # %%
@@ -412,11 +412,11 @@ assert curves["2D"][100] < 0.1 and curves["2D"][50] < curves["by place"][50]
 # In the paper, ExLM without 2D RoPE loses half a point: 84.6 against 85.1 on MNLI,
 # 80.9 against 81.4 on average over four tasks (Table 2, which does not say what
 # replaced it). On `pairs`, whose masks never move, 2D RoPE makes no difference: our
-# recorded runs, with the aids of {ref}`chap-symmetric-start`, end at one bit in 2D
-# and by place ({ref}`reproduction`). Where the number of masks changes, the
-# difference is large. In a small language whose words depend on each other, models
-# trained with 30% of the words masked, and tested with 90%, need 30.4 bits per row
-# by place and 8.7 in 2D; with a vector for each clone, 33.1 and 8.8
+# recorded runs, with the start-up aids of {ref}`chap-symmetric-start`, end at one
+# bit in 2D and by place ({ref}`reproduction`). Where the number of masks changes,
+# the difference is large. In a small language whose words depend on each other,
+# models trained with 30% of the words masked, and tested with 90%, need 30.4 bits
+# per row by place and 8.7 in 2D; with a vector for each clone, 33.1 and 8.8
 # ({ref}`chap-findings`). Neither is good there, as the floor of an MLM is 5.6, but
 # by place the model fails: the additional clones push the words to places and
 # distances that no training row had.

@@ -159,7 +159,7 @@ class ExLM(nn.Module):
         self.head, self.transition = Head(width, vocab_size), Transition(width)
 
     def states(self, masked_BN):
-        """Vectors of the states, their ids, their j, and which are no padding."""
+        """Vectors of the states, their ids, their j, and which are not padding."""
         ids_BT, i_BT, j_BT = expand(masked_BN, self.k)
         hidden_BTD = self.encoder(ids_BT, i_BT, j_BT)
         place_BL, is_real_BL = pack(is_target(ids_BT))
@@ -309,12 +309,13 @@ assert all(abs(curve[300] - floor) < 0.1 for curve in curves.values()), curves
 # ## Exercise: the sparse graph
 #
 # `ToyExLM` differed from this model in several things: it had no edges inside a
-# mask, three states instead of two, two layers, learned vectors, edges that started
-# equal, and larger initial weights. Change only the first. Override `log_E` so that
-# only edges to a later mask remain (the number of the mask that a state belongs to
-# is `(j_BL <= 1).cumsum(dim=1)`, for each begins with its only or first clone).
-# **Predict:** how many of the six paths through two masks are left, and does the
-# model get below two bits in 300 steps?
+# mask, three states instead of two, two layers, no `Head`, learned vectors, edges
+# that started equal, larger initial weights, and all sentences at every step.
+# Change only the first. Override `log_E` so that only edges to a later mask remain
+# (the number of the mask that a state belongs to is `(j_BL <= 1).cumsum(dim=1)`,
+# for each begins with its only or first clone). **Predict:** how many of the six
+# paths through two masks are left, and does the model get below two bits in 300
+# steps?
 
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell", "save"]

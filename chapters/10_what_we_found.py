@@ -149,7 +149,7 @@ display(pd.DataFrame(card).T)
 # Two terms are used throughout. Our **start-up aids** are the vector for each clone
 # and the fixed chains of {ref}`chap-symmetric-start`; ExLMs below have both unless
 # a sentence says otherwise. And what **links win** is a measured quantity: the bits
-# that the masked words of a row cost one by one, less the bits that they cost
+# that the masked words of a row cost each by itself, less the bits that they cost
 # together, both by the same model.
 #
 # ## Words that depend on each other
@@ -370,7 +370,7 @@ display(pd.DataFrame(rows).T)
 # of an MLM, with links inside spans only, with clone vectors and no fixed chains,
 # needs half a bit less than the ten of an MLM of equal cost, in five {ref}`planned
 # <plan-links>` seeds. Of a hundred molecules that it fills in in one pass, seven
-# more can be read if the likeliest of 16 paths is taken; if a single path is drawn,
+# more can be read if the best of 16 paths is kept; if a single path is drawn,
 # hardly more (undecided). Learned links within spans beat the same states without
 # links, the published transition matrix, and, by a claim that is not primary, fixed
 # chains. Whether states without links are worse than an MLM is undecided: the
@@ -796,8 +796,8 @@ assert paid["downstream"].max() < others["downstream"].max() - 5
 # - On molecules with the paper's masks the edges stay unused and an MLM of equal
 #   cost is ahead; the hidden symbols tell little about each other. With spans
 #   hidden, a grown ExLM is half a bit of ten ahead at equal cost, and more of the
-#   molecules that it fills in in one pass can be read, if the likeliest of 16 paths
-#   is taken. Which edges it has is shown to matter; that it grows is not.
+#   molecules that it fills in in one pass can be read, if the best of 16
+#   paths is kept. Which edges it has is shown to matter; that it grows is not.
 # - Without start-up aids ExLM stays at the floor of an MLM at this size. Larger
 #   batches and wider layers do not replace the aids.
 # - 2D RoPE matters as soon as the number of masks changes. Training finds

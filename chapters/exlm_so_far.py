@@ -200,7 +200,7 @@ def expand(masked_BN, k):
     end_BN = copies_BN.cumsum(dim=1)
     place_BT = torch.arange(int(end_BN.max())).repeat(len(masked_BN), 1)
     is_real_BT = place_BT < end_BN[:, -1:]
-    # Filling has the coordinates of token 0.
+    # Padding gets the coordinates of token 0.
     i_BT = torch.searchsorted(end_BN, place_BT, right=True) * is_real_BT
     first_BT = (end_BN - copies_BN).gather(1, i_BT)
     j_BT = (place_BT - first_BT + 1) * is_mask_BN.gather(1, i_BT) * is_real_BT
@@ -209,12 +209,12 @@ def expand(masked_BN, k):
 
 
 def pack(is_chosen_BX):
-    """Indices of the chosen columns of each row, and which are no padding."""
+    """Indices of the chosen columns of each row, and which are not padding."""
     count_B1 = is_chosen_BX.sum(dim=1, keepdim=True)
     # The chosen columns first, then others as padding.
     index_BX = (~is_chosen_BX).int().argsort(dim=1, stable=True)
-    slot_L = torch.arange(int(count_B1.max()))
-    return index_BX[:, : len(slot_L)], slot_L < count_B1
+    column_L = torch.arange(int(count_B1.max()))
+    return index_BX[:, : len(column_L)], column_L < count_B1
 
 
 # ---- 05_sum_over_paths ----
@@ -299,7 +299,7 @@ class ExLM(nn.Module):
         self.head, self.transition = Head(width, vocab_size), Transition(width)
 
     def states(self, masked_BN):
-        """Vectors of the states, their ids, their j, and which are no padding."""
+        """Vectors of the states, their ids, their j, and which are not padding."""
         ids_BT, i_BT, j_BT = expand(masked_BN, self.k)
         hidden_BTD = self.encoder(ids_BT, i_BT, j_BT)
         place_BL, is_real_BL = pack(is_target(ids_BT))

@@ -98,7 +98,7 @@ SCORECARD = {
     "grown-readable": Row(
         "ours",
         "molecules that can be read, points: the same two, each filling in one pass (ExLM: the "
-        "likeliest of 16 paths)",
+        "best of 16 paths)",
         "Grown, it fills in more that can be read",
     ),
     "growing": Row(

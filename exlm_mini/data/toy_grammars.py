@@ -1,4 +1,4 @@
-"""The toy languages by name, from two moods and one word pair to a town with four latents.
+"""The toy languages by name, from two moods and two hidden words to a town with four latents.
 
 They are written down in ``grammars.yaml``.
 """

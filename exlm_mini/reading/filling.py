@@ -26,7 +26,7 @@ from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.guesses import masks_alone, one_pass, states_alone
 from exlm_mini.model.objectives import StateScores
 from exlm_mini.reading.decoding import best_path, links_of, log_joint, not_offered
-from exlm_mini.reading.prize import every_other, num_turns, one_by_one
+from exlm_mini.reading.prize import every_other, from_left, num_turns
 
 ROWS_AT_ONCE = 32
 NUM_PATHS = 16
@@ -103,7 +103,7 @@ def fill_in_turn(
     batch: MaskedBatch,
     generator: torch.Generator | None = None,
     chain_share: float = 0.0,
-    turns: Callable[[Tensor], Tensor] = one_by_one,
+    turns: Callable[[Tensor], Tensor] = from_left,
 ) -> Tensor:
     """Fill one mask after the other; arguments as for ``fill_at_once``.
 

@@ -98,7 +98,7 @@ def measure_prize(
         position_1N = np.arange(batch.token_ids_BN.shape[1])[None]
         batch = batch.to(device)
         is_masked_BN = batch.is_masked_BN
-        turns = [one_by_one(is_masked_BN), every_other(is_masked_BN)]
+        turns = [from_left(is_masked_BN), every_other(is_masked_BN)]
         for order in range(num_orders):
             # Masks come first, the smallest draw before the others.
             draw_BN = torch.from_numpy(counter_uniform(order, sample_B1, position_1N)).to(
@@ -173,7 +173,7 @@ def in_turn(
     return bits_B
 
 
-def one_by_one(is_masked_BN: Tensor) -> Tensor:
+def from_left(is_masked_BN: Tensor) -> Tensor:
     """The turns of masks that are asked from left to right, int64 (B, N)."""
     return is_masked_BN.long().cumsum(dim=1) - 1
 

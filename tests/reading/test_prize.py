@@ -11,7 +11,7 @@ from linked_models import CONFIGS, LINKED, exlm, log_joints, masked_lm, of_mask,
 from small_models import MASK, alone
 
 from exlm_mini.pretrain import main
-from exlm_mini.reading.prize import Prize, at_once, every_other, in_turn, one_by_one
+from exlm_mini.reading.prize import Prize, at_once, every_other, from_left, in_turn
 
 ROWS = [alone(ragged_batch(), b) for b in range(3)]
 
@@ -44,7 +44,7 @@ def test_at_once_each_mask_is_by_itself_and_together_they_are_joint(name):
 def test_in_turn_each_mask_is_given_those_of_earlier_turns(name, order):
     model, batch = masked_lm() if name == "mlm" else exlm(LINKED[name]), ragged_batch()
     is_masked_BN = batch.is_masked_BN
-    turn_BN = every_other(is_masked_BN) if order == "two passes" else one_by_one(is_masked_BN)
+    turn_BN = every_other(is_masked_BN) if order == "two passes" else from_left(is_masked_BN)
     if order == "backwards":
         turn_BN = is_masked_BN.sum(dim=1, keepdim=True) - 1 - turn_BN
     ours_B = in_turn(model, batch, turn_BN)
