@@ -2,7 +2,7 @@
 
 ``downstream`` fine-tunes on GLUE, SQuAD and MoleculeNet (Tables 6, 8 and 11), ``experiments``
 sweeps over settings and holds the study, ``benchmarks`` measures time and memory. Commands:
-``finetune sweep bench``. It imports ``exlm_mini``, never the other way round.
+``finetune predict embed sweep bench``. It imports ``exlm_mini``, never the other way round.
 
 Every mistake of the user raises ``UserError``, as in ``exlm_mini``.
 """

@@ -1,16 +1,13 @@
 """``python -m exlm_lab.embed``: a vector for each row of a table. ::
 
     python -m exlm_lab.embed molecules mine.csv --column SMILES --output mine.npy
-    python -m exlm_lab.embed molecules mine.csv --column SMILES --output mine.npy \\
-        --map map.svg --color pIC50
     python -m exlm_lab.embed runs/text reviews.jsonl --column text --output reviews.parquet
 
 MODEL is the --output of a pre-training run, or a shipped model; TABLE a .csv, .tsv, .jsonl or
 .parquet, compressed or not. A .npy has a row of float32 for each of TABLE, in its order; a .parquet
-has the columns of TABLE, and ``embedding``. A row that cannot be read, such as a SMILES that RDKit
-rejects or a text whose tokens are mostly [UNK], has nan, in a .parquet nothing, and a line on
-stderr says why. --map draws the vectors of the first rows in the plane where they differ most
-(principal components), each in the colour of what --color says of it.
+has the columns of TABLE, and ``embedding`` (``embedding computed`` where TABLE has one of that
+name). A row that cannot be read, such as a SMILES that RDKit rejects or a text whose tokens are
+mostly [UNK], has nan, in a .parquet nothing, and a line on stderr says why.
 
 Exit codes: 0 done, 2 a mistake of the user, 130 interrupted.
 """
@@ -25,18 +22,18 @@ from typing import Any
 
 import numpy as np
 
-from exlm_lab.downstream.figure import draw_map
-from exlm_lab.downstream.tables import num_rows, progressing_chunks, table_writer
+from exlm_lab.downstream.tables import (
+    num_rows,
+    progressing_chunks,
+    table_writer,
+    with_columns,
+)
 from exlm_mini.config.checks import Count, UserError
 from exlm_mini.config.options import Parser, command_parser, of
 from exlm_mini.data.files import check_file, whole_file
 from exlm_mini.data.text import find_column
-from exlm_mini.plot import SUFFIXES
 from exlm_mini.reading.runs import model_directory
 from exlm_mini.training.console import exit_code, say
-
-MOST_DRAWN = 5000
-"""Rows of the map, or some more to the end of a piece; memory does not grow with the others."""
 
 
 def _parser() -> Parser:
@@ -47,8 +44,6 @@ def _parser() -> Parser:
     add("--column", required=True, metavar="NAME", help="of TABLE, with texts or molecules")
     add("--output", type=Path, required=True, metavar="FILE", help=".npy or .parquet")
     add("--batch-size", type=of(Count), default=64, metavar="N", help="default 64")
-    add("--map", type=Path, metavar="FILE", help="also draw the vectors, such as map.svg")
-    add("--color", metavar="NAME", help="column of TABLE that colours the map")
     return parser
 
 
@@ -70,19 +65,15 @@ def run(options: Any) -> None:
         raise UserError(
             f"--output is {options.output}; give a name that ends in .npy or .parquet"
         )
-    if options.color and not options.map:
-        raise UserError("--color colours the map; name its file with --map")
-    if options.map and options.map.suffix.lower() not in SUFFIXES:
-        raise UserError(
-            f"--map is {options.map}; give a name that ends in {', '.join(SUFFIXES)}"
-        )
     check_file(options.table)
     model_directory(options.model)
+    import pandas
+    import pyarrow
+
     from exlm_mini.reading.entries import tell
     from exlm_mini.reading.trained import load
 
-    drawn: list[tuple[np.ndarray, Any]] = []
-    model = load(options.model)
+    model, vector = load(options.model), pyarrow.list_(pyarrow.float32())
     writer: Any = table_writer(options.output)
     if is_array:
         shape = num_rows(options.table), model.config.model.shape.width
@@ -97,19 +88,14 @@ def run(options: Any) -> None:
             vectors_BD, reasons = model.vectors(list(column), options.batch_size, note)
             tell(reasons, "row {}", "it gets no vector", say, first)
             rows = vectors_BD.numpy()
-            if options.map and first < MOST_DRAWN:
-                color = options.color and find_column(options.table, frame, options.color)
-                drawn.append((rows, frame.iloc[:, color] if options.color else None))
             if not is_array:
                 cells = [None if i in reasons else row for i, row in enumerate(rows)]
-                rows = frame.assign(embedding=cells)
+                column = pandas.array(cells, pandas.ArrowDtype(vector))
+                rows = with_columns(frame, {"embedding": column}, "computed")
             write(rows)
     for line in notes.values():
         say(line)
     say(f"wrote {options.output}")
-    if options.map:
-        draw_map(drawn, options.color, options.map)
-        say(f"wrote {options.map}")
 
 
 def main(argv: list[str] | None = None) -> int:

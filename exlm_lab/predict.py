@@ -17,11 +17,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from exlm_lab.downstream.tables import progressing_chunks, table_writer
+from exlm_lab.downstream.tables import progressing_chunks, table_writer, with_columns
 from exlm_mini.config.checks import Count
 from exlm_mini.config.options import Parser, command_parser, of
 from exlm_mini.data.files import check_file
-from exlm_mini.data.text import find_column, folded
+from exlm_mini.data.text import find_column
 from exlm_mini.reading.runs import task_of
 from exlm_mini.training.console import exit_code, say
 
@@ -58,13 +58,7 @@ def run(options: Any) -> None:
             places = [find_column(options.table, frame, name) for name in names]
             texts = list(zip(*(frame.iloc[:, p] for p in places), strict=True))
             said = model.predict(texts, options.batch_size, say, first)
-            measured = set(map(folded, frame))
-            for name, own in said.items():
-                while folded(name) in measured:
-                    name += " predicted"
-                measured.add(folded(name))
-                frame = frame.assign(**{name: own})
-            write(frame)
+            write(with_columns(frame, said, "predicted"))
     say(f"wrote {options.output}")
 
 

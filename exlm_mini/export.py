@@ -28,10 +28,14 @@ from exlm_mini.training.console import exit_code, say
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
     from exlm_mini.reading.trained import Trained
 
-HEADS = ("", "ForMaskedLM", "ForQuestionAnswering", "ForSequenceClassification")
-CLASSES = {f"AutoModel{head}": f"modeling_exlm.ExLM{head or 'Model'}" for head in HEADS}
 AUTO_MAPS: dict[str, dict[str, Any]] = {
-    "config.json": {"AutoConfig": "modeling_exlm.ExLMConfig", **CLASSES},
+    "config.json": {
+        "AutoConfig": "modeling_exlm.ExLMConfig",
+        "AutoModel": "modeling_exlm.ExLMModel",
+        "AutoModelForMaskedLM": "modeling_exlm.ExLMForMaskedLM",
+        "AutoModelForQuestionAnswering": "modeling_exlm.ExLMForQuestionAnswering",
+        "AutoModelForSequenceClassification": "modeling_exlm.ExLMForSequenceClassification",
+    },
     "tokenizer_config.json": {"AutoTokenizer": [None, "modeling_exlm.ExLMTokenizer"]},
 }
 """Classes of ``exlm_mini.hf`` by the Auto class that opens a directory as one."""

@@ -12,13 +12,10 @@ from typing import Any
 import numpy as np
 
 from exlm_lab.downstream.task import Examples, Task
-from exlm_mini.config.checks import UserError
 
 NUM_WORST, PIXELS = 6, (300, 200)
 MOST_TARGETS = 6
 """That are drawn."""
-MOST_WORDS = 9
-"""With colours of their own on a map, the most frequent ones."""
 
 
 def draw(task: Task, examples: Examples, scores_RC: np.ndarray, path: Path) -> None:
@@ -52,54 +49,6 @@ def draw(task: Task, examples: Examples, scores_RC: np.ndarray, path: Path) -> N
         _worst(axes[0, 1], examples, *numbers[0][1:])
     for column in others:
         _roc(axes[0, -1], *column)
-    save_figure(figure, path)
-
-
-def draw_map(pieces: list[tuple[np.ndarray, Any]], color: str | None, path: Path) -> None:
-    """Draw vectors by their first two principal components.
-
-    Args:
-        pieces: vectors_BD, nan where a row has none, and the values of B rows, or None.
-        color: what the values are called.
-        path: of the figure.
-    """
-    import matplotlib.pyplot as plt
-    import pandas as pd
-
-    from exlm_mini.plot.style import save_figure, use_book_style
-
-    use_book_style()
-    vectors_RD = np.concatenate([vectors_BD for vectors_BD, _ in pieces])
-    is_there_R = ~np.isnan(vectors_RD).any(axis=1)
-    if is_there_R.sum() < 2:
-        raise UserError(
-            f"{path} needs two rows with a vector, and there is no second; give more"
-        )
-    centred_RD = vectors_RD[is_there_R] - vectors_RD[is_there_R].mean(axis=0)
-    left_RC, size_C, _ = np.linalg.svd(centred_RD, full_matrices=False)
-    x_R, y_R = (left_RC * size_C).T[:2]
-    figure, axis = plt.subplots(figsize=(5, 4))
-    if color is None:
-        axis.scatter(x_R, y_R, s=9, alpha=0.6)
-    else:
-        values = pd.concat([values for _, values in pieces])[is_there_R].astype(object)
-        words = values.where(values.notna(), "nothing").map(str)
-        numbers = pd.to_numeric(words, errors="coerce")
-        if numbers.notna().any() and numbers.nunique() > 10:
-            dots = axis.scatter(x_R, y_R, s=9, c=numbers, cmap="viridis", plotnonfinite=True)
-            figure.colorbar(dots, label=color)
-        else:
-            counts = words.value_counts()
-            label_R = words.where(words.isin(counts.index[:MOST_WORDS]), "other")
-            for label in dict.fromkeys([*counts.index[:MOST_WORDS], *label_R]):
-                is_it_R = (label_R == label).to_numpy()
-                axis.scatter(x_R[is_it_R], y_R[is_it_R], s=9, alpha=0.6, label=label)
-            axis.legend(title=color, fontsize="small")
-    share_C = size_C**2 / ((size_C**2).sum() or 1.0)
-    axis.set(
-        xlabel=f"first component, {share_C[0]:.0%} of the variance",
-        ylabel=f"second, {share_C[1]:.0%}",
-    )
     save_figure(figure, path)
 
 

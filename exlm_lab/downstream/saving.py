@@ -13,7 +13,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from exlm_lab.downstream.prepared import Problem
 from exlm_mini.config.checks import UserError
-from exlm_mini.export import CLASSES, REMOTE_CODE
+from exlm_mini.export import AUTO_MAPS, REMOTE_CODE
 from exlm_mini.hf import tokenizer_for
 from exlm_mini.reading.runs import fine_tuning
 from exlm_mini.reading.trained import Trained
@@ -90,14 +90,14 @@ def save_model(
         "pretrained_sha256": pretrained.sha256,
         "problem_sha256": problem.sha256,
     }
-    model.config.auto_map = {auto: f"modeling_exlm.{name}" for auto, name in CLASSES.items()}
+    model.config.auto_map = AUTO_MAPS["config.json"]
     model.save_pretrained(directory)
     # Weights are written for their owner alone.
     (directory / "model.safetensors").chmod((directory / "config.json").stat().st_mode)
     tokenizer = tokenizer_for(pretrained.tokenizer, pretrained.config.longest_text(num_columns))
     cleaning = problem.notes.get("cleaning", {})
     tokenizer.init_kwargs |= {
-        "auto_map": {"AutoTokenizer": [None, "modeling_exlm.ExLMTokenizer"]},
+        "auto_map": AUTO_MAPS["tokenizer_config.json"],
         **({"cleaning": cleaning} if any(cleaning.values()) else {}),
     }
     tokenizer.save_pretrained(directory)

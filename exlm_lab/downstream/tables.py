@@ -7,7 +7,7 @@ import contextlib
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from exlm_mini.data.files import reading, whole_file
 from exlm_mini.data.text import (
     TABLES,
     csv_rows,
+    folded,
     jsonl_rows,
     open_decompressed,
     suffix_of,
@@ -25,6 +26,7 @@ from exlm_mini.training.console import ProgressLine
 
 CHUNK = 1000
 """Rows in memory while a table is read and written piece by piece."""
+
 # ---- reading ----
 
 
@@ -108,6 +110,20 @@ def _parquet(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
         start += len(frame)
 
 
+# ---- writing ----
+
+
+def with_columns(frame: Any, columns: Mapping[str, Any], word: str) -> Any:
+    """A frame with further columns; where it has one of that name, with a word behind theirs."""
+    taken = set(map(folded, frame))
+    for name, cells in columns.items():
+        while folded(name) in taken:
+            name += f" {word}"
+        taken.add(folded(name))
+        frame = frame.assign(**{name: cells})
+    return frame
+
+
 @contextlib.contextmanager
 def table_writer(path: Path) -> Iterator[Callable[[Any], None]]:
     """Writes data frames one below the other; the file gets its name when it is whole."""
@@ -137,16 +153,19 @@ def table_writer(path: Path) -> Iterator[Callable[[Any], None]]:
                 for name, cells in frame.items():
                     kind = sheet and sheet.schema.field(str(name)).type
                     try:
-                        columns[str(name)] = pyarrow.array(cells, kind, from_pandas=True)
+                        own = pyarrow.array(cells, kind, from_pandas=True)
+                        if pyarrow.types.is_null(own.type):  # words may follow
+                            own = own.cast(pyarrow.string())
+                        columns[str(name)] = own
                     except (pyarrow.ArrowException, ValueError, OverflowError) as error:
                         raise UserError(
                             f"'{name}' in rows {cells.index[0]} to {cells.index[-1]} (from 0) does "
                             f"not fit into a column of {path}, whose cells are of one type, that "
                             f"of the first rows ({error}); choose another format"
                         ) from None
-                own, writer = pyarrow.table(columns), pyarrow.parquet.ParquetWriter
-                sheet = sheet or sheets.enter_context(writer(stream, own.schema))
-                sheet.write_table(own)
+                piece, writer = pyarrow.table(columns), pyarrow.parquet.ParquetWriter
+                sheet = sheet or sheets.enter_context(writer(stream, piece.schema))
+                sheet.write_table(piece)
             else:
                 cells = frame.astype(object)
                 for row in cells.where(cells.notna(), None).to_dict("records"):

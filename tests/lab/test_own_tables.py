@@ -90,6 +90,15 @@ def copied(path, output):
     return output
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_a_column_may_begin_with_nothing(tmp_path, suffix):
+    notes = [None] * 39 + ["late"]
+    frame = frame_of(note=notes)
+    path = write(frame, tmp_path / "t.csv")
+    output = read_table(copied(path, tmp_path / f"out{suffix}"))
+    assert output["note"].fillna("").tolist() == [note or "" for note in notes]
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
 def test_lines_keep_their_digits_and_need_not_have_all_columns(tmp_path, suffix):
     half = "\ud800"  # of a character, which CSV cannot hold

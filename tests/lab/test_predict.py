@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pandas
@@ -275,6 +277,31 @@ def test_every_row_gets_its_vector(suffix, runs, table, tmp_path, capsys, monkey
     np.testing.assert_allclose(np.stack(vectors), np.delete(expected, 7, 0), atol=1e-5)
 
 
+def test_vectors_may_begin_late_and_leave_a_column_of_their_name(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(tables.chunks, "__defaults__", (2,))
+    table, output = tmp_path / "t.csv", tmp_path / "o.parquet"
+    table.write_text("SMILES,Embedding\nC1CC(,a\nC1CC(,b\nCCO,c\n")
+    assert run_in(embed, runs / "smiles", table, "--column", "SMILES", "--output", output) == 0
+    frame = pandas.read_parquet(output)
+    assert list(frame["Embedding"]) == ["a", "b", "c"]
+    *unread, vector = frame["embedding computed"]
+    assert unread == [None, None] and vector.dtype == np.float32
+
+
+@pytest.mark.slow
+def test_a_fine_tuned_model_opens_by_its_own_code(tuned, tmp_path):
+    folder = str(tuned / "numbers")
+    program = f"""
+import transformers
+kind = transformers.AutoModelForSequenceClassification
+model = kind.from_pretrained({folder!r}, trust_remote_code=True)
+tokenizer = transformers.AutoTokenizer.from_pretrained({folder!r}, trust_remote_code=True)
+assert model(**tokenizer("CCO", return_tensors="pt")).logits.shape == (1, 1)
+"""
+    env = {**os.environ, "HF_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=env)
+
+
 def test_long_and_unknown_rows_are_told_once(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(tables.chunks, "__defaults__", (16,))
     table = tmp_path / "t.csv"
@@ -284,41 +311,3 @@ def test_long_and_unknown_rows_are_told_once(runs, tmp_path, capsys, monkeypatch
     long, unknown = (one for one in capsys.readouterr().err.splitlines() if "texts" in one)
     assert long.startswith("from row 16 on: ") and "such as texts[4] with 92" in long
     assert unknown.startswith("from row 16 on: ") and "[La]" in unknown
-
-
-@pytest.mark.parametrize(
-    ("color", "num_groups"),
-    [(None, 1), ("pIC50", 1), ("Series", 3), ("lists", 3), ("names", 10)],
-)
-def test_the_map_has_a_dot_for_every_row_with_a_vector(
-    color, num_groups, runs, table, tmp_path, monkeypatch
-):
-    shown = []
-    frame = pandas.read_csv(table)
-    frame["lists"] = [None, [1], ["a", None], None] * 10
-    frame["names"] = [*frame["Name"][:39], None]
-    table = tmp_path / "t.jsonl"
-    frame.to_json(table, orient="records", lines=True)
-    monkeypatch.setattr(
-        "exlm_mini.plot.style.save_figure", lambda figure, path: shown.append(figure)
-    )
-    argv = [runs / "smiles", table, "--column", "smiles", "--output", tmp_path / "out.npy"]
-    argv += ["--map", tmp_path / "map.svg", *(["--color", color] if color else [])]
-    assert run_in(embed, *argv) == 0
-    dots = [group.get_offsets() for group in shown[0].axes[0].collections]
-    assert len(dots) == num_groups
-    assert sum(map(len, dots)) == len(SMILES) - 1
-
-
-@pytest.mark.parametrize(
-    ("rows", "name", "parts"),
-    [
-        (["CCO", "C1CC("], "map.svg", ["map.svg needs two rows"]),
-        (["CCO", "CCN"], "map.xyz", ["--map is", ".png, .svg, .pdf"]),
-    ],
-)
-def test_a_map_that_cannot_be_drawn_is_refused(rows, name, parts, runs, tmp_path, capsys):
-    table = tmp_path / "t.csv"
-    table.write_text("\n".join(["SMILES", *rows]))
-    argv = [runs / "smiles", table, "--column", "SMILES", "--output", tmp_path / "o.npy"]
-    fails(capsys, embed.main, *argv, "--map", tmp_path / name, parts=parts)
