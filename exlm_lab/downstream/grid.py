@@ -23,8 +23,7 @@ from exlm_mini.config.recipes import Kind
 RECIPES = Path(__file__).parents[1] / "recipes" / "finetune"
 PAPER = RECIPES / "paper.json"
 
-Report = Literal["median", "mean", "mean-sd"]
-
+Report = Literal["median", "mean"]
 
 Space = dict[str, Annotated[list[Any], Field(min_length=1)]]
 """Values to try for one task, by setting (``TuneConfig`` says of what)."""
@@ -38,7 +37,7 @@ class Tuning:
     spaces: dict[str, Space]
     """By task."""
     seeds: tuple[Seed, ...] = ()
-    report: Report = "mean-sd"
+    report: Report = "mean"
     changed: tuple[str, ...] = ()
     """Settings that were given in place of the recipe's."""
 

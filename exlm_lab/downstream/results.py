@@ -160,7 +160,7 @@ def _beside_paper(tasks: dict[str, Any]) -> list[str]:
         lines += [("", name, part, PRINTED_BESIDE.get(task, "")) for name in beside]
         more = [name for name in scores if name not in ("validation", "test")]
         lines += [("", metric, name, PRINTED_BESIDE.get(task, "")) for name in more]
-        over = f"{record['report'].removesuffix('-sd')} of {len(record['seeds'])}"
+        over = f"{record['report']} of {len(record['seeds'])}"
         for name, metric, part, printed in lines:
             reached = in_percent(scores[part][metric], record["report"])
             papers = paper_numbers(PAPER_TABLES.get(record["recipe"], ()), printed)
@@ -205,7 +205,7 @@ def notes(record: dict[str, Any]) -> list[str]:
         shares = [f"{part} {n['unknown_share']:.2%}" for part, n in rows.items()]
         lines.append(f"tokens that are [UNK]: {', '.join(shares)}")
     if record["baselines"]:
-        over = f"{record['report'].removesuffix('-sd')} of {len(record['seeds'])}"
+        over = f"{record['report']} of {len(record['seeds'])}"
         lines.append(f"reached on the {record['part']} rows, {over}")
     if record["changed"]:
         lines.append(f"not the recipe's: {', '.join(record['changed'])}")

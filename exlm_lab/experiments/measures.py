@@ -123,7 +123,6 @@ def measure_together(
     numbers = {
         "at_once_bits": prize.at_once,
         "in_turn_bits": prize.left_to_right,
-        "any_order_bits": prize.any_order,
         "two_passes_bits": prize.two_passes,
         "together_bits": prize.joint,
         "prize_bits": prize.prize,

@@ -22,13 +22,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from exlm_mini.alignment import posteriors
 from exlm_mini.data.batches import validation_batches
-from exlm_mini.data.masking import MaskedBatch, Masker, counter_uniform
+from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.packs import Pack
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.guesses import masks_alone, one_pass
@@ -45,8 +44,6 @@ class Prize(NamedTuple):
     at_once: float
     left_to_right: float
     """In turn, from left to right."""
-    any_order: float
-    """In turn, in random orders; their mean."""
     two_passes: float
     joint: float
     clones_used: float | None
@@ -79,39 +76,28 @@ def measure_prize(
     pack: Pack,
     masker: Masker,
     num_rows: int = 128,
-    num_orders: int = 2,
     chain_share: float = 0.0,
 ) -> Prize:
-    """Measure some held-out rows, always the same with the same masks and orders.
+    """Measure some held-out rows, always the same with the same masks.
 
     Args:
         model: on any device; not of Repeated MLM.
         pack: of held-out rows.
         num_rows: at most this many. Every row is read once for each of its masks.
-        num_orders: random orders of the masks.
     """
     device, was_training = next(model.parameters()).device, model.training
     model.eval()
-    sums_5, use_k, count = torch.zeros(5, dtype=torch.float64), None, 0
+    sums_4, use_k, count = torch.zeros(4, dtype=torch.float64), None, 0
     for batch in validation_batches(pack, masker, num_rows, ROWS_AT_ONCE):
-        sample_B1 = np.arange(count, count + len(batch.token_ids_BN))[:, None]
-        position_1N = np.arange(batch.token_ids_BN.shape[1])[None]
         batch = batch.to(device)
         is_masked_BN = batch.is_masked_BN
-        turns = [from_left(is_masked_BN), every_other(is_masked_BN)]
-        for order in range(num_orders):
-            # Masks come first, the smallest draw before the others.
-            draw_BN = torch.from_numpy(counter_uniform(order, sample_B1, position_1N)).to(
-                device
-            )
-            turns.append(draw_BN.masked_fill(~is_masked_BN, 2.0).argsort().argsort())
-        left_to_right, two_passes, *others = (
-            in_turn(model, batch, turn_BN, chain_share).sum() for turn_BN in turns
+        left_to_right, two_passes = (
+            in_turn(model, batch, turns(is_masked_BN), chain_share).sum()
+            for turns in (from_left, every_other)
         )
         alone_S, joint_B, own_use_k = at_once(model, batch, chain_share)
-        any_order = torch.stack(others).mean()
-        parts = (alone_S.sum(), left_to_right, any_order, two_passes, joint_B.sum())
-        sums_5 += torch.stack([part.double().cpu() for part in parts])
+        parts = (alone_S.sum(), left_to_right, two_passes, joint_B.sum())
+        sums_4 += torch.stack([part.double().cpu() for part in parts])
         if own_use_k is not None:
             use_k = own_use_k if use_k is None else use_k + own_use_k
         count += len(batch.token_ids_BN)
@@ -120,7 +106,7 @@ def measure_prize(
     if use_k is not None:
         share_k = use_k / use_k.sum()
         clones_used = math.exp(-float(torch.xlogy(share_k, share_k).sum()))
-    means = dict(zip(Prize._fields[1:6], (sums_5 / count).tolist(), strict=True))
+    means = dict(zip(Prize._fields[1:5], (sums_4 / count).tolist(), strict=True))
     return Prize(num_rows=count, clones_used=clones_used, **means)
 
 

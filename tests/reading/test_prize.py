@@ -79,8 +79,8 @@ def test_links_win_nothing_between_spans_and_something_within(name):
 
 def test_the_line_says_what_there_was_to_win_and_what_was_won():
     prize = Prize(
-        num_rows=9, at_once=16.6, left_to_right=12.0, any_order=12.5, two_passes=13.5,
-        joint=16.0, clones_used=1.96,
+        num_rows=9, at_once=16.6, left_to_right=12.0, two_passes=13.5, joint=16.0,
+        clones_used=1.96,
     )  # fmt: skip
     assert prize.describe(2) == (
         "16.00 bits a row (links win 0.60, a second pass 3.10 of a prize of 4.60; "
