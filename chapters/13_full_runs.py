@@ -182,12 +182,13 @@ wanted = ("steps", "batch_size", "block_length", "vocab_size")
 print("\n".join(x for x in lines if x.strip().startswith(wanted)))
 
 # %% [markdown]
-# "Silent" marks what the paper does not say. The table below is built from the
-# files: the source is the comment on the number of steps, and everything else is
-# counted by the code behind `--dry-run`. Tokens are input tokens, before any
-# expansion; operations (FLOP) are those of {ref}`chap-longer-rows`, two for each
-# multiply-add, forward and backward; memory is an estimate of weights, gradients,
-# Adam and activations of one micro-batch on one device.
+# "Silent" marks what the paper does not say. An ablation names another recipe as
+# its `base` and has only what differs. The table below is built from the files: the
+# source is the comment on the number of steps, and everything else is counted by
+# the code behind `--dry-run`. Tokens are input tokens, before any expansion;
+# operations (FLOP) are those of {ref}`chap-longer-rows`, two for each multiply-add,
+# forward and backward; memory is an estimate of weights, gradients, Adam and
+# activations of one micro-batch on one device.
 
 
 # %% tags=["remove-input"]
@@ -206,10 +207,16 @@ def costs(config: RunConfig) -> Estimate:
     return estimate(config, config.data.vocab_size, config.data.block_length)
 
 
+def text_of(recipe: str) -> str:
+    """The file of a recipe, and below it that of its base."""
+    text = (RECIPES / f"{recipe}.yaml").read_text()
+    base = re.search(r"^base: (\S+)", text, re.M)
+    return text + (text_of(base[1]) if base else "")
+
+
 def source_of(recipe: str) -> str:
     """From the comment on the number of steps."""
-    text = (RECIPES / f"{recipe}.yaml").read_text()
-    found = re.search(r"^  steps: \S+ +# ([^,;:]+)", text, re.M)
+    found = re.search(r"^  steps: \S+ +# ([^,;:]+)", text_of(recipe), re.M)
     return found[1] if found else ""
 
 
@@ -580,13 +587,13 @@ print("   ", *options[3:5], "\\\n   ", *options[5:])
 #
 # `pretrain` trains on *packs*: token ids, cut into rows, in a memory map that
 # opens at once and is read at random. `prepare` makes them, once, from hub data
-# sets or local files. Each of the paper's recipes begins with its `prepare`
-# command:
+# sets or local files. Each of the paper's recipes, or its base, begins with its
+# `prepare` command:
 
 # %% tags=["remove-input"]
 prepared = {}
 for name in full:
-    text = (RECIPES / f"{name}.yaml").read_text().replace("\\\n#", "")
+    text = text_of(name).replace("\\\n#", "")
     line = re.search(r"^# +(python -m exlm_mini.prepare .*)$", text, re.M)[1]
     prepared.setdefault(" ".join(line.split()), []).append(name)
 for line, names in prepared.items():

@@ -7,11 +7,19 @@ from dataclasses import asdict
 
 import pytest
 from commands import dry_run, fails
+from refusals import told
 
 from exlm_mini import prepare
 from exlm_mini.config import DataConfig, EncoderShape
 from exlm_mini.config.options import parse
-from exlm_mini.config.recipes import RECIPES, dotted, load_recipe, recipe_names, replaced
+from exlm_mini.config.recipes import (
+    RECIPES,
+    dotted,
+    load_recipe,
+    read_settings,
+    recipe_names,
+    replaced,
+)
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.pretrain import main
 from exlm_mini.training.cost import longest_row, row_flops
@@ -112,7 +120,11 @@ def test_the_cells_of_the_paper_fit_into_the_position_range(name, largest):
     assert longest_row(config, config.data.block_length) <= config.model.max_positions
 
 
-@pytest.mark.parametrize("name", FULL)
+def without_base():
+    return [name for name in FULL if "base" not in read_settings(RECIPES / f"{name}.yaml")]
+
+
+@pytest.mark.parametrize("name", without_base())
 def test_every_command_of_a_header_is_understood(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = (RECIPES / f"{name}.yaml").read_text().splitlines()
@@ -129,6 +141,29 @@ def test_every_command_of_a_header_is_understood(name, tmp_path, monkeypatch):
     for command in re.findall(r"^ +python -m exlm_mini\.pretrain (.+)$", text, re.M):
         assert parse(shlex.split(command)).config.recipe == name
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_stands_on_another(tmp_path):
+    (tmp_path / "a.yaml").write_text("base: toy-pairs\ntrain: {steps: 7}\nseed: 3\n")
+    (tmp_path / "b.yaml").write_text("base: a.yaml\nmodel: {dropout: 0.25}\n")
+    below, found = load_recipe("toy-pairs"), load_recipe(str(tmp_path / "b.yaml"))
+    asked = {"recipe": "b", "seed": 3, "train.steps": 7, "model.dropout": 0.25}
+    assert found == replaced(below, asked)
+
+
+@pytest.mark.parametrize(
+    ("base", "part"),
+    [
+        ("a.yaml", "is the base of its own base"),
+        ("b.yaml", "is the base of its own base"),
+        ("toy-pears", "unknown recipe 'toy-pears'; did you mean toy-pairs"),
+        ("c.yaml", "cannot read"),
+    ],
+)
+def test_a_base_that_cannot_be_is_refused(base, part, tmp_path):
+    (tmp_path / "a.yaml").write_text(f"base: {base}\n")
+    (tmp_path / "b.yaml").write_text("base: a.yaml\n")
+    told(lambda: load_recipe(str(tmp_path / "a.yaml")), tmp_path / "a.yaml", part)
 
 
 # ---- dry runs ----

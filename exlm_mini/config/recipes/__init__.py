@@ -41,20 +41,47 @@ def load_recipe(name: str, kind: Kind = PRETRAINING) -> Any:
     """The settings of a recipe, by name or by path.
 
     Args:
-        name: such as ``text-tiny``, or the path of a YAML file.
+        name: such as ``text-tiny``, or the path of a YAML file. Its ``base`` is another recipe,
+            whose settings hold where it says nothing.
         kind: of recipe; those of pre-training become a ``RunConfig``.
     """
-    path, prefix = Path(name), ""
+    path, prefix = _find(name, kind)
+    try:
+        return kind.build(f"{prefix}{path.stem}", _with_base(path, kind))
+    except UserError as error:
+        raise UserError(f"the recipe {path}: {error}; correct the file") from error
+
+
+def _find(name: str, kind: Kind, folder: Path = Path()) -> tuple[Path, str]:
+    """The file of a recipe, and the prefix of its name; a path begins in ``folder``."""
+    path, prefix = folder / name, ""
     if path.suffix not in (".yaml", ".yml"):
         names, prefix = recipe_names(kind), kind.prefix
         stem = name.removeprefix(prefix)
         if prefix + stem not in names:
             raise UserError(f"unknown recipe '{name}'; {nearest(prefix + stem, names)}")
         path = kind.folder / f"{stem}.yaml"
-    try:
-        return kind.build(f"{prefix}{path.stem}", read_settings(path))
-    except UserError as error:
-        raise UserError(f"the recipe {path}: {error}; correct the file") from error
+    return path, prefix
+
+
+def _with_base(path: Path, kind: Kind, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The settings of a recipe over those of its base."""
+    settings = read_settings(path)
+    if (base := settings.pop("base", None)) is None:
+        return settings
+    below = _find(str(base), kind, path.parent)[0]
+    if below in (*above, path):
+        raise UserError(f"{below} is the base of its own base")
+    return _over(_with_base(below, kind, (*above, path)), settings)
+
+
+def _over(below: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Nested settings, those of ``settings`` where both have one."""
+    both = dict(below)
+    for name, value in settings.items():
+        is_group = isinstance(value, dict) and isinstance(below.get(name), dict)
+        both[name] = _over(below[name], value) if is_group else value
+    return both
 
 
 def read_settings(path: Path) -> dict[str, Any]:
