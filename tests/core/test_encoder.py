@@ -162,6 +162,19 @@ def test_rows_of_any_length_share_a_compiled_layer():
     assert counter.frame_count == 2, "one for the first length, one for all others"
 
 
+def test_attention_in_bfloat16_drops_out_too():
+    q_BHTd, k_BHTd, v_BHTd = torch.randn(3, 1, 2, 50, 8).bfloat16()
+    first, second = (attend(q_BHTd, k_BHTd, v_BHTd, None, 0.5) for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_a_model_in_half_precision_tells_distant_places_apart():
+    model = Encoder(ModelConfig(preset="tiny"), 500, PAD).bfloat16()
+    place_BT = torch.arange(600)[None]
+    rotation, _ = model._frame(place_BT, torch.zeros_like(place_BT), place_BT >= 0)
+    assert rotation.cos_B1Td.dtype == torch.float32
+
+
 def test_a_cpu_attends_in_float32_to_what_is_bfloat16():
     heads = [drawn(1, 2, 15, 4, seed=seed, dtype=torch.bfloat16) for seed in range(3)]
     wide = [x.detach().float().requires_grad_() for x in heads]

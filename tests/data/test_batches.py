@@ -10,6 +10,7 @@ from packs import pack_of, whole
 from exlm_mini.config import MaskingConfig, SpecialIds
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.batches import (
+    VALIDATION_EPOCH,
     TokenBatches,
     TrainingBatches,
     epoch_order,
@@ -153,8 +154,13 @@ def test_validation_takes_rows_from_all_over_once_each_with_masks_of_its_own(pac
     for asked, size in ((23, 4), (9, 4), (1, 6)):
         found = masks_by_row(validation_batches(pack, masker(), asked, size))
         assert found == {row: all_rows[row] for row in np.arange(asked) * 23 // asked}
-    training = masks_by_row(TrainingBatches(pack, masker(), 23, seed=1).parts(0))
-    assert sum(all_rows[row] != training[row] for row in range(23)) > 5
+    row_R = np.argsort(pack.lengths_R, kind="stable")
+    (batch,) = validation_batches(pack, masker(), 23, 23)
+    own, first = (
+        masker()(pack.gather(row_R)[0], np.full(23, epoch), row_R, row_R)
+        for epoch in (VALIDATION_EPOCH, 0)
+    )
+    assert equal(batch, own) and not equal(batch, first)
 
 
 # ---- micro-batches, and processes ----

@@ -243,6 +243,15 @@ def test_every_counter_changes_the_masks(strategy):
     assert (masks()[1:] != masks()[:1]).any(1).all()
 
 
+def test_the_length_of_a_span_does_not_depend_on_its_noise():
+    config = MaskingConfig(0.05, "spans", span_length=3, span_law="geometric")
+    token_ids_BN = torch.full((20, 2000), 10)
+    is_masked_BN = Masker(config, SPECIAL, 4)(token_ids_BN, *counters(20), 0).is_masked_BN
+    starts_BN = is_masked_BN & ~is_masked_BN.roll(1, dims=1)
+    # The mean length is 2.4, and some spans touch.
+    assert 2.2 < int(is_masked_BN.sum()) / int(starts_BN.sum()) < 3.2
+
+
 # ---- independent draws and Repeated MLM ----
 
 

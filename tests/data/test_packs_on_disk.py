@@ -116,6 +116,13 @@ def test_gather_takes_rows_in_any_order(tmp_path, row_length):
     assert pack.lengths_R.tolist() == [5] * 40
 
 
+def test_packs_of_equal_tokens_in_other_rows_differ(tmp_path):
+    first, second = (
+        write(tmp_path / f"{at}.json", [[7] * at, [7] * (8 - at)]) for at in (3, 5)
+    )
+    assert first.sha256 != second.sha256
+
+
 # ---- damage ----
 
 

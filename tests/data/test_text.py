@@ -187,6 +187,12 @@ def test_chapters_of_a_real_book_are_documents(data_dir):
         assert chapters[0] == "".join(iter(lines.readline, "\n")).strip()
 
 
+def test_a_row_of_empty_fields_is_a_row_and_a_blank_line_is_none(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n,\n\n1,2\n")
+    assert read_table(path).to_numpy().tolist() == [["", ""], ["1", "2"]]
+
+
 @pytest.mark.parametrize(("name", "mark"), [("t.tsv", "\t"), ("t.csv", "\t"), ("t.csv", ";")])
 def test_columns_may_be_separated_by_tabs_or_semicolons(tmp_path, name, mark):
     path = tmp_path / name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.data.molecules import read_molecule
+from exlm_mini.reading import filling
 from exlm_mini.reading.decoding import read_row
 from exlm_mini.reading.filling import fill_at_once, fill_in_turn, measure_fillings
+from exlm_mini.reading.prize import every_other
 from exlm_mini.reading.trained import SHIPPED
 from exlm_mini.training.parts import make_masker
 
@@ -100,6 +103,34 @@ def test_of_many_paths_the_filling_with_the_largest_joint_is_taken(name):
     assert any(is_best)
 
 
+@pytest.mark.parametrize(("name", "seed", "row"), [("gated", 13, 1), ("spans", 10, 2)])
+def test_along_another_path_may_lie_a_likelier_filling_of_one_row(name, seed, row):
+    model = exlm(replace(CONFIGS[name], chain_bonus=1.0, states_per_mask=3))
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.7)
+    batch = ragged_batch()
+    log_joint, is_masked_N = log_joints(model, alone(batch, row)), batch.is_masked_BN[row]
+    plain, best = (
+        log_joint[tuple(fill_at_once(model, batch, num_paths=n)[row][is_masked_N])]
+        for n in (0, 16)
+    )
+    assert best > plain + 0.05
+
+
+def test_two_passes_are_two_and_have_the_chains_of_their_step(monkeypatch):
+    shares, fill = [], filling.fill_at_once
+
+    def noted(model, part, generator, chain_share):
+        shares.append(chain_share)
+        return fill(model, part, generator, chain_share)
+
+    monkeypatch.setattr(filling, "fill_at_once", noted)
+    fill_in_turn(exlm(), ragged_batch(), None, 0.5, every_other)
+    assert shares == [0.5, 0.5]  # and one row has three masks
+
+
 def test_readable_and_exact_molecules_are_counted(tmp_path):
     trained = exlm_mini.load("molecules")
     data = replace(
@@ -111,7 +142,12 @@ def test_readable_and_exact_molecules_are_counted(tmp_path):
     masker = make_masker(trained.config, special_ids)
     shares = measure_fillings(trained.model, trained.tokenizer, corpus.validation, masker, 24)
     (batch,) = validation_batches(corpus.validation, masker, 24, 32)
-    for name, fill in (("at once", fill_at_once), ("in turn", fill_in_turn)):
+    for name, fill in (
+        ("at once", fill_at_once),
+        ("at once, best of 16", partial(fill_at_once, num_paths=16)),
+        ("in two passes", partial(fill_in_turn, turns=every_other)),
+        ("in turn", fill_in_turn),
+    ):
         filled = fill(trained.model, batch)
         texts = [
             re.sub(r"\[(PAD|BOS|EOS)\]", "", "".join(map(trained.tokenizer.token, row)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from linked_models import CONFIGS, LINKED, exlm, log_joints, masked_lm, of_mask,
 from small_models import MASK, alone
 
 from exlm_mini.pretrain import main
+from exlm_mini.reading import prize
 from exlm_mini.reading.prize import Prize, at_once, every_other, from_left, in_turn
 
 ROWS = [alone(ragged_batch(), b) for b in range(3)]
@@ -66,6 +68,40 @@ def test_two_passes_take_every_other_mask_of_a_run():
     assert every_other(is_masked_1N)[is_masked_1N].tolist() == [0, 1, 0, 0, 0, 1]
 
 
+@torch.no_grad()
+def test_in_turn_has_the_chains_of_its_step():
+    model, batch = exlm(LINKED["gated"]), ragged_batch()
+    row_S = batch.is_masked_BN.nonzero()[:, 0]
+    one_turn_BN = torch.zeros_like(batch.token_ids_BN)
+    bits_2B = []
+    for share in (0.0, 0.5):
+        alone_S = at_once(model, batch, share)[0]
+        bits_2B.append(torch.zeros(3, dtype=torch.float64).index_add(0, row_S, alone_S))
+        torch.testing.assert_close(in_turn(model, batch, one_turn_BN, share), bits_2B[-1])
+    assert not torch.allclose(*bits_2B)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_the_prize_is_the_mean_of_all_rows_without_dropout(is_training, monkeypatch):
+    batches = [ragged_batch(), ROWS[0]]
+    monkeypatch.setattr(prize, "validation_batches", lambda *_: iter(batches))
+    model, sums, use_k = exlm(replace(LINKED["spans"], dropout=0.5)), torch.zeros(4), 0.0
+    with torch.no_grad():
+        for batch in batches:
+            alone_S, joint_B, own_use_k = at_once(model, batch, 0.25)
+            turned = (
+                in_turn(model, batch, turns(batch.is_masked_BN), 0.25).sum()
+                for turns in (from_left, every_other)
+            )
+            sums += torch.stack([alone_S.sum(), *turned, joint_B.sum()])
+            use_k = use_k + own_use_k
+    found = prize.measure_prize(model.train(is_training), None, None, chain_share=0.25)
+    assert found.num_rows == 4 and model.training is is_training
+    assert found[1:5] == pytest.approx((sums / 4).tolist())
+    entropy = torch.distributions.Categorical(use_k).entropy()
+    assert found.clones_used == pytest.approx(math.exp(entropy))
+
+
 @pytest.mark.parametrize("name", ["uniform", "spans", "late"])
 @torch.no_grad()
 def test_links_win_nothing_between_spans_and_something_within(name):
@@ -78,15 +114,15 @@ def test_links_win_nothing_between_spans_and_something_within(name):
 
 
 def test_the_line_says_what_there_was_to_win_and_what_was_won():
-    prize = Prize(
+    measured = Prize(
         num_rows=9, at_once=16.6, left_to_right=12.0, two_passes=13.5, joint=16.0,
         clones_used=1.96,
     )  # fmt: skip
-    assert prize.describe(2) == (
+    assert measured.describe(2) == (
         "16.00 bits a row (links win 0.60, a second pass 3.10 of a prize of 4.60; "
         "1.96 of 2 clones used)"
     )
-    assert "links" not in prize._replace(joint=16.6, clones_used=None).describe(1)
+    assert "links" not in measured._replace(joint=16.6, clones_used=None).describe(1)
 
 
 @pytest.mark.parametrize(("kind", "strategy"), [("smiles", "spans"), ("text", "units")])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.molecules import Cleaning
 from exlm_mini.data.tokenizer import train_smiles
 from exlm_mini.model.exlm import token_states
+from exlm_mini.reading import trained
 
 SMILES = ["CC(=O)N", "CCO", "C1CCCCC1"]
 
@@ -36,6 +39,26 @@ def test_a_vector_is_the_mean_of_the_tokens_of_its_text(objective, runs):
     for vector_D, text in zip(together_BD, SMILES, strict=True):
         states_ND = token_states(model.model, model.rows(text), copies)[0]
         torch.testing.assert_close(vector_D, states_ND[1:-1].mean(dim=0), atol=1e-5, rtol=1e-4)
+
+
+def test_a_mask_counts_as_a_token_of_its_text():
+    model, text = exlm_mini.load("english"), "The [MASK] of the house."
+    states_ND = token_states(model.model, model.rows(text))[0]
+    torch.testing.assert_close(model.embed([text])[0], states_ND[1:-1].mean(dim=0))
+
+
+def test_a_loss_hides_other_tokens_in_each_text_and_has_the_chains_of_its_step(
+    runs, monkeypatch
+):
+    seen = []
+    monkeypatch.setattr(trained, "score", lambda *args: seen.append(args) or Mock())
+    model = exlm_mini.load(runs / "exlm")
+    warming_up = replace(model.config.train, steps=100, chain_warmup=0.5)
+    model = replace(model, config=replace(model.config, train=warming_up))
+    model.loss(["CC(=O)Nc1ccc(O)cc1"] * 8)
+    ((_, batch, share),) = seen
+    assert len({tuple(row) for row in batch.is_masked_BN.tolist()}) > 1
+    assert share == model.config.chain_share(model.step) > 0
 
 
 def test_a_loss_has_gradients_and_masks_of_its_seed(runs):

@@ -2,7 +2,10 @@
 
 import math
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from commands import dry_run
@@ -15,6 +18,7 @@ from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import load_recipe
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.training.cost import (
+    check_fits,
     count_parameters,
     estimate,
     mask_count,
@@ -200,6 +204,17 @@ def test_batches_of_tokens_are_counted_in_tokens():
     assert (costs.tokens_per_step, costs.num_tokens) == (600, 4200)
     rows = RunConfig(train=TrainConfig(steps=7, batch_size=12, micro_batch_size=4))
     assert costs.activation_bytes == estimate(rows, 100, 50).activation_bytes
+
+
+def test_rows_that_just_fit_are_taken_and_longer_ones_of_either_pack_refused():
+    config = RunConfig(objective="mlm", model=ModelConfig(max_positions=20))
+    just, longer = (
+        SimpleNamespace(vocab_size=30, lengths_R=np.array([9, n])) for n in (20, 21)
+    )
+    check_fits(config, just, just, torch.device("cpu"), 1)
+    for packs in ((longer, just), (just, longer)):
+        refused = partial(check_fits, config, *packs, torch.device("cpu"), 1)
+        told(refused, "rows of 21 tokens", "raise it to 21")
 
 
 CPU = ["--train.device", "cpu"]

@@ -17,7 +17,13 @@ from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import recipe_names
 from exlm_mini.training import processes
 from exlm_mini.training.checkpoint import load_checkpoint
-from exlm_mini.training.processes import Engine, check_spread, start_engine
+from exlm_mini.training.processes import (
+    Engine,
+    check_spread,
+    choose_device,
+    is_in_bf16,
+    start_engine,
+)
 
 CPU = torch.device("cpu")
 LAUNCHED = {
@@ -60,6 +66,20 @@ def test_processes_keep_to_the_micro_batches_of_the_settings():
     tokens = changed(batch_size=32, micro_batch_size=None, batch_tokens=60)
     check_spread(tokens, 1)
     told(lambda: check_spread(tokens, 2), "needs train.micro_batch_tokens, such as 30")
+
+
+@pytest.mark.parametrize(
+    ("generation", "is_half"), [((7, 5), False), ((8, 0), True), ((9, 0), True)]
+)
+def test_gpus_since_ampere_work_in_bf16(generation, is_half, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: generation)
+    assert is_in_bf16("auto", torch.device("cuda")) is is_half
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+def test_a_gpu_that_is_not_there_is_told(name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    told(lambda: choose_device(name), name)
 
 
 # ---- batches of any shape on a GPU ----

@@ -239,6 +239,13 @@ def test_a_loss_that_is_not_finite_stops_the_run(packs, tmp_path):
     assert not (tmp_path / "checkpoints/step-000003").exists()
 
 
+def test_skipped_steps_in_a_row_are_counted_across_a_restart(packs, tmp_path):
+    stepper = make_trainer(CONFIG, packs, tmp_path).stepper
+    state = {"skipped_steps": 5, "skipped_in_row": 3, "grown_at": 0}
+    stepper.restore(state)
+    assert stepper.state() == state
+
+
 def test_a_gradient_that_is_not_finite_costs_its_step_alone(packs, tmp_path):
     """However often: only steps in a row stop a run."""
     trainer = make_trainer(changed(CONFIG, max_skipped=2), packs, tmp_path)
