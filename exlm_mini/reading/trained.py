@@ -101,8 +101,8 @@ class Trained:
     def embed(self, texts: Sequence[str], batch_size: int = 64) -> Tensor:
         """One vector for each text, (B, D): the mean of its tokens' last states.
 
-        [MASK] in a text counts as a token, [BOS] and [EOS] do not. White space around a text, and what
-        follows a SMILES, is left out (``document``), as are stereo marks if the vocabulary has
+        [MASK] in a text counts as a token, [BOS] and [EOS] do not. White space around a text, and
+        what follows a SMILES, is left out (``document``), as are stereo marks if the vocabulary has
         none. A text that is too long or mostly [UNK], a SMILES that RDKit rejects and an entry that
         is no text get nan, and a line says why.
 
