@@ -17,6 +17,9 @@ from exlm_lab.downstream.task import Examples, Task
 
 NUM_TREES = 200
 RADIUS, NUM_BITS = 2, 2048
+_UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+"""Letters of scripts without blanks between words: Thai to Burmese, Khmer, Japanese, Chinese."""
+_WORD = rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+"
 
 
 def baselines(
@@ -90,12 +93,13 @@ def _fingerprints(*parts: Examples) -> tuple[np.ndarray, ...]:
 
 
 def _word_weights(*parts: Examples) -> tuple[Any, ...]:
-    """weights_RF of the words and pairs of words; of a pair of texts one after the other."""
+    """weights_RF of the words and pairs of words (letters, where words have no blanks between
+    them); of a pair of texts one after the other."""
     from scipy.sparse import hstack
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     blocks = []
     for columns in zip(*(zip(*part.texts, strict=True) for part in parts), strict=True):
-        weigh = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\S+").fit(columns[0])
+        weigh = TfidfVectorizer(ngram_range=(1, 2), token_pattern=_WORD).fit(columns[0])
         blocks.append([weigh.transform(column) for column in columns])
     return tuple(hstack(own).tocsr() for own in zip(*blocks, strict=True))

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -53,6 +55,8 @@ Tables = list[tuple[str, int]]
 
 
 # ---- targets ----
+
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 
 
 def place(tables: Tables, row: int) -> tuple[str, int]:
@@ -109,7 +113,7 @@ def _encode(
         raise UserError(
             f"{source}: {target} holds lists or objects; name another column"
         ) from None
-    words = [str(cell).strip() for cell in different]
+    words = [unicodedata.normalize("NFC", str(cell)).strip() for cell in different]
     words = ["" if word in NO_WORDS else word for word in words]
     times = np.bincount(indices[indices >= 0], minlength=len(words))
     numbers = np.array([_number(word) for word in words])
@@ -117,6 +121,12 @@ def _encode(
     if not is_there.any():
         raise UserError(f"{source}: {target} holds no answer; name another")
     is_number = np.isfinite(numbers)
+    has_comma = np.array([bool(_DECIMAL_COMMA.fullmatch(word)) for word in words])
+    if task.kind in (None, "numbers") and 2 * times[has_comma].sum() > times[is_there].sum():
+        raise UserError(
+            f"{source}: '{target}' holds numbers such as '{words[has_comma.argmax()]}'; write them "
+            "with a point"
+        )
     is_numeric = times[is_number].sum() >= (1 - MOST_WRONG) * times[is_there].sum()
     is_yes_no = is_numeric and bool(np.isin(numbers[is_number], (0, 1)).all())
     kind, classes = task.kind, task.classes

@@ -169,7 +169,8 @@ def table_writer(path: Path) -> Iterator[Callable[[Any], None]]:
             else:
                 cells = frame.astype(object)
                 for row in cells.where(cells.notna(), None).to_dict("records"):
-                    stream.write(json.dumps(row, default=_plain).encode() + b"\n")
+                    line = json.dumps(row, default=_plain, ensure_ascii=False) + "\n"
+                    stream.write(line.encode(errors="backslashreplace"))
 
         yield write
 

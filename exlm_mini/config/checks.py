@@ -33,9 +33,13 @@ class UserError(ValueError):
         super().__init__(text if len(text) <= 1000 else f"{text[:600]} ... {text[-300:]}")
 
 
+JOINERS = "\u200c\u200d"
+"""Which shape letters and emoji."""
+
+
 def on_one_line(text: str) -> str:
-    """Text with line ends and other unprintable characters escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    """Text with line ends and other unprintable characters escaped, but for joiners of letters."""
+    return "".join(c if c.isprintable() or c in JOINERS else ascii(c)[1:-1] for c in text)
 
 
 EXTRAS = {

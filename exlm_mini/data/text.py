@@ -26,6 +26,7 @@ import json
 import lzma
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, dropwhile, islice
 from pathlib import Path
@@ -183,8 +184,8 @@ def _lines(path: Path, stream: Iterable[bytes]) -> Iterator[str]:
             yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise UserError(
-                f"{path} line {number} is not UTF-8 text ({error}); convert it, such as with "
-                "iconv -f latin1 -t utf-8"
+                f"{path} line {number} is not UTF-8 text ({error}); convert it with iconv -f "
+                "ENCODING -t utf-8, where ENCODING is its own, such as latin1 or GB18030"
             ) from None
 
 
@@ -227,8 +228,9 @@ def column_of(rows: Iterable[Any], source: str, column: str) -> Iterator[str]:
 
 
 def folded(name: object) -> str:
-    """A name without case and blanks around it, which do not count."""
-    return str(name).strip().casefold()
+    """A name without case, blanks around it and the way its accents are coded, which do not
+    count."""
+    return unicodedata.normalize("NFC", str(name)).strip().casefold()
 
 
 def find_column(

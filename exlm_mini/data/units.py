@@ -20,6 +20,7 @@ So a token may belong to several units, and a unit need not be in one piece.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -27,7 +28,12 @@ from exlm_mini.config import SpecialIds
 from exlm_mini.data.tokenizer import SMILES_SYMBOL, Tokenizer
 
 _SYMBOL = re.compile(SMILES_SYMBOL)
-_WORD = re.compile("[\\w\ufffd]+")  # a token may be a part of a letter, which has no text
+_MARKS = "".join(
+    c for c in map(chr, range(0x300, 0x20000)) if unicodedata.category(c)[0] == "M"
+)
+"""On letters, such as accents and vowel signs; ``\\w`` leaves them out."""
+# Two joiners shape letters within a word. A token may be a part of a letter, which has no text.
+_WORD = re.compile(f"[\\w{_MARKS}\u200c\u200d\ufffd]+")
 
 
 class Units:

@@ -42,8 +42,8 @@
     const role = isChoice ? 'role="button" aria-pressed="false"' : 'role="img"';
     const all = said.map(([p, word]) => `${word} ${percent(p)}`).join(", ");
     const name = plain(isChoice ? `state ${label}: ${all}` : label);
-    const short = (word) => (word.length > NUM_LETTERS
-      ? word.slice(0, NUM_LETTERS - 1) + "\u2026" : word);
+    const short = (word) => ([...word].length > NUM_LETTERS
+      ? [...word].slice(0, NUM_LETTERS - 1).join("") + "\u2026" : word);
     const inner = !isChoice ? `<text x="${x}" y="${place.y + 4}">${plain(label)}</text>`
       : `<text class="exlm-label" x="${x - WIDTH / 2 + 6}" y="${top}">${plain(label)}</text>` +
         `<text class="exlm-share" x="${x + WIDTH / 2 - 6}" y="${top}"></text>` +
@@ -57,7 +57,7 @@
   function page({ text, labels, owners, words, offered, token_LW, transition_LL }) {
     const S = offered.length, { places, width, height } = lay(owners, S);
     const sentence = text.map((piece, mask) => (!mask ? ""
-      : ` <b class="exlm-slot exlm-${mask % 2}" data-mask="${mask - 1}">[MASK]</b>` +
+      : ` <b dir="auto" class="exlm-slot exlm-${mask % 2}" data-mask="${mask - 1}">[MASK]</b>` +
         (/^[,.;:!?]/.test(piece) ? "" : " ")) + plain(piece));
     const edges = transition_LL.flatMap((row, v) => row.map((p, u) =>
       (p < SMALLEST_EDGE ? "" : edgeOf(`${v}-${u}`, places[v], places[u], p))));
@@ -70,9 +70,9 @@
       `<div class="exlm-mask exlm-${(mask + 1) % 2}" role="group" aria-label="Mask ${mask + 1}">` +
       `<p class="exlm-head">Mask ${mask + 1}</p>` + row.map((w) =>
         `<button type="button" class="exlm-word" data-mask="${mask}" data-word="${w}"` +
-        ` aria-pressed="false"><i></i><u></u><span>${plain(words[w])}</span><em></em></button>`,
+        ` aria-pressed="false"><i></i><u></u><span dir="auto">${plain(words[w])}</span><em></em></button>`,
       ).join("") + '<p class="exlm-rest">all other words <em></em></p></div>');
-    return `<p class="exlm-text">${sentence.join("")}</p>` +
+    return `<p class="exlm-text" dir="auto">${sentence.join("")}</p>` +
       '<p class="exlm-line"><span class="exlm-status" role="status"></span> ' +
       '<button type="button" class="exlm-reset" hidden>release all</button></p>' +
       '<div class="exlm-columns"><div class="exlm-graph">' +

@@ -75,4 +75,5 @@ def _masked_example(config: RunConfig, corpus: Corpus) -> str:
     inner = inner[:16] if corpus.kind == "text" else inner
     before, after = inner[: len(inner) // 2], inner[len(inner) // 2 + 1 :]
     hidden = {"smiles": MASK, "text": f" {MASK}", "toy": f" {MASK} "}[corpus.kind]
-    return " ".join(f"{tokenizer.decode(before)}{hidden}{tokenizer.decode(after)}".split())
+    text = f"{tokenizer.decode(before)}{hidden}{tokenizer.decode(after)}"
+    return " ".join(text.replace("\ufffd", "").split())  # parts of letters

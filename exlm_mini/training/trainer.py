@@ -303,6 +303,16 @@ class Trainer:
         """Start with the weights of another run, of an MLM or of this objective, see
         ``train.start_from``. Its moments are kept, too, unless an MLM grows."""
         state, path = checkpoint.state, checkpoint.path
+        data, ours = state["config"]["data"], asdict(self.config.data)
+        is_same = all(tuple(data[n] or ()) == tuple(ours[n] or ()) for n in ("kind", "source"))
+        is_split_here = data["kind"] != "toy" and data["pack"] is ours["pack"] is None
+        seed = state["config"]["seed"]
+        if is_same and is_split_here and seed != self.config.seed:
+            raise UserError(
+                f"{path} learned from rows that this run holds out: which they are hangs on the "
+                f"seed, {seed} there; prepare the data once and give both runs --data.pack, or "
+                f"give --seed {seed}"
+            )
         if state["tokenizer_sha256"] != self.train_pack.tokenizer_sha256:
             raise UserError(
                 f"{path} was trained with another tokenizer; prepare the data with its "

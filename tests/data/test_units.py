@@ -18,7 +18,7 @@ from exlm_mini.config import SPECIAL_TOKENS, MaskingConfig, SpecialIds
 from exlm_mini.data.masking import Masker, counter_uniform
 from exlm_mini.data.molecules import embedded_molecules
 from exlm_mini.data.tokenizer import Tokenizer, train_byte_level_bpe, train_smiles
-from exlm_mini.data.units import Units
+from exlm_mini.data.units import Units, _in_text
 
 SPECIAL = SpecialIds()
 
@@ -184,6 +184,19 @@ def test_words_of_several_tokens_and_repeated_names_are_units(make):
     assert whole <= set(found)
     # Twice capitalised, but never a name: The (also in small letters) and I (one letter).
     assert [word for word in found if word not in SENTENCE] == ["RexRex"]
+
+
+@pytest.mark.parametrize(  # German, Hebrew, Hindi, Persian
+    "word",
+    [
+        "Ko\u0308nigin",
+        "\u05e9\u05b8\u05dc\u05d5\u05b9\u05dd",
+        "\u0939\u093f\u0928\u094d\u0926\u0940",
+        "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+    ],
+)
+def test_marks_and_joiners_do_not_end_a_word(word):
+    assert _in_text(f"{word}.") == [[(0, len(word))]]
 
 
 def test_a_name_that_stands_too_often_to_be_hidden_whole_is_hidden_place_by_place():

@@ -139,3 +139,11 @@ def test_baselines_that_learn_of_one_class_always_say_it(input):
     test = Examples([("CCO",), ("CCC",), ("CO",)], np.array([0, 1, 1]))
     for each in baselines(task, train, test, (1,)).values():
         assert [one["accuracy"] for one in each] == [2 / 3]
+
+
+def test_words_need_no_blanks_between_them():
+    task = Task("mine", "classes", ("no", "yes"), "accuracy", "text")
+    rows = [(f"这部电影很{'好坏'[n % 2]}看{'吗呢吧'[n % 3]}",) for n in range(24)]
+    labels = np.arange(24) % 2
+    train, test = (Examples(rows[part], labels[part]) for part in (slice(18), slice(18, 24)))
+    assert baselines(task, train, test, ())["TF-IDF"][0]["accuracy"] == 1

@@ -212,6 +212,13 @@ def test_a_target_is_what_its_cells_are_or_what_is_asked_for(cells, kind, expect
     assert (task.kind, task.classes) == (expected, classes)
 
 
+def test_accents_are_the_same_however_they_are_coded():
+    gefühl, schön = ("Gefu\u0308hl", "scho\u0308n")
+    frame = frame_of(**{gefühl: [schön, "schön", "hässlich", "hässlich"] * 10})
+    task, *_ = load(frame, asked("Gefühl"))
+    assert task.classes == ("hässlich", "schön")
+
+
 def test_few_wrong_cells_are_left_out_and_named_many_are_refused():
     cells = np.array([*map(str, range(2, 40)), "n/a", "inf"], dtype=object)[:, None]
     _, labels_RC, reasons = encode([("t", 0)], cells, asked("x"))
@@ -239,6 +246,7 @@ def test_few_wrong_cells_are_left_out_and_named_many_are_refused():
         ({"x": ["1e40", "2"] * 20}, ("row 0", "'1e40'", "below 1e+30")),
         ({"x": ["0.1", ""] * 20}, ("'x' holds only '0.1'",)),
         ({"x": ["yes", ""] * 20}, ("'x' holds only 'yes'",)),
+        ({"x": ["1,5", "-2,25"] * 20}, ("numbers such as '1,5'", "with a point")),
     ],
 )
 def test_targets_that_make_no_task_are_refused(columns, parts):

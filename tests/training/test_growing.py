@@ -193,6 +193,7 @@ def test_a_run_from_another_that_is_cut_off_ends_with_the_same_bits(mlm, step, t
         ("--model.rope 1d", "model.rope 2d, this run 1d"),
         ("--model.num_heads 4", "model.num_heads 2, this run 4"),
         ("--data.max_documents 100", "another tokenizer"),
+        ("--seed 9", "learned from rows that this run holds out"),
         (
             "--objective repeated-mlm --from {grown}",
             "is of objective exlm, this run of repeated-",
