@@ -256,9 +256,9 @@ for name, wide in (("wide-first", 0), ("wide-last", 1)):
 # model can be asked for the hidden symbols of a molecule *at once*, each by itself,
 # or *in turn*, each given the true symbols before it. By the chain rule of
 # {ref}`chap-multimodality` the difference in bits, the **prize**, is what the
-# hidden symbols tell about each other, as far as this model knows it. It is what
-# edges can save. Here it is for recorded MLMs of 8,000 steps, one with the masks of
-# the paper, and the mean of three with masks in spans:
+# hidden symbols tell about each other, as far as this model knows it. Edges are
+# meant to save it. Here it is for recorded MLMs of 8,000 steps, one with the masks
+# of the paper, and the mean of three with masks in spans:
 
 # %% tags=["remove-input"]
 pilot = json.loads(Path("../book/results/links-pilot.json").read_text())
