@@ -119,11 +119,8 @@ class SweepLedger(NamedTuple):
             "input": cell.input,
             "seed": seed,
             "version": VERSION,
-            "settings": {**cell.settings, **changed},
-            "objective": config.objective,
             "config": plain(config),
             "watched": dict(cell.watched),
-            "paper": cell.paper and {"table": cell.paper[0], "row": cell.paper[1]},
             **own,
             "versions": machine(choose_device(runner.device)),
         }

@@ -31,9 +31,8 @@ LEFT_SHARE = 0.1
 """The same as a share of the total correlation; the smaller of the two counts."""
 
 
-class _Row(Shape):
-    table: str
-    row: str
+class _Config(Shape):
+    objective: str
 
 
 class _Task(Shape):
@@ -47,12 +46,10 @@ class _Record(Shape):
     cell: str
     input: str
     seed: int
-    objective: str
-    config: dict[str, Any]
+    config: _Config
     metrics: dict[str, float | None]
     curve: list[dict[str, float | None]]
     versions: dict[str, Any]
-    paper: _Row | None = None
     downstream: _Task | None = None
     seconds: dict[str, float] | None = None
     watched: dict[str, float | None] | None = None
@@ -157,23 +154,24 @@ def runs(name: str, directory: Path) -> pd.DataFrame:
         A row for each, indexed by ``cell`` and ``seed``, in the order of ``read_all``. Columns:
         every setting by its dotted name; every metric; ``downstream``, the score on the test rows
         in percent, and what else is known of the task as ``downstream.NAME``; ``validation_…`` of
-        the last validation; ``input``, ``objective``, ``paper`` (table and row, or None),
-        ``curve``, ``watched``, ``device``, ``commit`` and ``seconds``. What was not measured, or
-        is not finite, is nan. ``table[metric][cell]`` is a series by seed.
+        the last validation; ``input``, ``objective``, ``curve``, ``watched``, ``device``,
+        ``commit`` and ``seconds``. What was not measured, or is not finite, is nan.
+        ``table[metric][cell]`` is a series by seed.
     """
     rows = [_row(record) for record in read_all(name, directory).values()]
-    columns = ["cell", "seed", "input", "objective", "paper", "curve", "watched"]
+    columns = ["cell", "seed", "input", "objective", "curve", "watched"]
     return pd.DataFrame(rows, columns=None if rows else columns).set_index(["cell", "seed"])
 
 
 def _row(record: Record) -> dict[str, Any]:
-    config, curve, paper = record["config"], record["curve"], record.get("paper")
+    config, curve = record["config"], record["curve"]
     last = curve[-1] if curve else {}
     task = record.get(DOWNSTREAM) or {}
     numbers = record["metrics"] | {n: v for n, v in last.items() if n.startswith("validation_")}
     numbers[DOWNSTREAM] = None if task.get("test") is None else 100 * task["test"]
     return {
-        **{name: record[name] for name in ("cell", "seed", "input", "objective")},
+        **{name: record[name] for name in ("cell", "seed", "input")},
+        "objective": config["objective"],
         **{
             f"{group}.{name}": value
             for group, settings in config.items()
@@ -182,7 +180,6 @@ def _row(record: Record) -> dict[str, Any]:
         },
         **{n: math.nan if v is None or not math.isfinite(v) else v for n, v in numbers.items()},
         **{f"{DOWNSTREAM}.{name}": value for name, value in task.items()},
-        "paper": (paper["table"], paper["row"]) if paper else None,
         "curve": curve,
         "watched": record.get("watched") or {},
         "device": str(record["versions"].get("device")),

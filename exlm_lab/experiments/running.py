@@ -102,8 +102,8 @@ class Runner:
         """Train a model, or find it trained.
 
         Returns:
-            ``curve``, ``parameters``, ``steps``, ``tokens`` and ``seconds`` of the record; seconds
-            are of all starts, validation included.
+            ``curve``, ``steps`` and ``seconds`` of the record; seconds are of all starts,
+            validation included.
 
         Raises:
             StoppedError: if it was stopped before the last step.
@@ -140,9 +140,7 @@ class Runner:
             "curve": [
                 {n: line[n] for n in names if n in line} for line in lines if CURVE[0] in line
             ],
-            "parameters": sum(p.numel() for p in trainer.model.parameters()),
             "steps": last["step"],
-            "tokens": last["tokens"],
             "seconds": last["seconds"],
         }
 
@@ -164,10 +162,15 @@ class Runner:
         for name, masks in cell.tested_with.items():
             others = self.measure(config, cell, masks)
             metrics |= {f"{m}@{name}": others[m] for m in TESTED if m in others}
-        seconds = {"pretrain": trained.pop("seconds"), "measure": time.monotonic() - start}
+        seconds = {"pretrain": trained["seconds"], "measure": time.monotonic() - start}
         downstream, seconds["finetune"] = self.fine_tune(config, cell)
-        metrics["steps"] = trained.pop("steps")
-        return {"metrics": metrics, "downstream": downstream, **trained, "seconds": seconds}
+        metrics["steps"] = trained["steps"]
+        return {
+            "metrics": metrics,
+            "downstream": downstream,
+            "curve": trained["curve"],
+            "seconds": seconds,
+        }
 
     def measure(
         self, config: RunConfig, cell: Cell, masks: Mapping[str, Any] | None = None

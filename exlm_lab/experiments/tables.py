@@ -117,6 +117,7 @@ def _table(columns: Mapping[str, Sequence[str]]) -> list[str]:
 def _columns(name: str, table: pd.DataFrame) -> dict[str, list[str]]:
     """What the sweep asks and was measured, cell by cell."""
     cells = by_cell(table)
+    paper = {cell.name: cell.paper for cell in EXPERIMENTS[name].cells}
     kind = table["input"].iloc[0]
     columns = {"cell": [cell.removeprefix(f"{kind}-") for cell in cells]}
     if name == "ablations":
@@ -129,8 +130,8 @@ def _columns(name: str, table: pd.DataFrame) -> dict[str, list[str]]:
         is_percent = factor == 100 or metric == DOWNSTREAM
         columns[head + ", %" * is_percent] = [
             shown(factor * measured(rows, metric), digits)
-            + _printed(rows["paper"].iloc[0], metric, digits)
-            for rows in cells.values()
+            + _printed(paper.get(cell), metric, digits)
+            for cell, rows in cells.items()
         ]
         if name == "ablations" and metric in COMPARED:
             base = f"{kind}-exlm"

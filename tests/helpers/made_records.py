@@ -7,8 +7,9 @@ def made_record(sweep="repeated-mlm", cell="toy-exlm", seed=1, **changes):
     """A record whose every number is known."""
     record = {
         "sweep": sweep, "cell": cell, "input": "toy", "seed": seed,
-        "settings": {}, "objective": "exlm", "paper": None, "curve": [],
+        "curve": [],
         "config": {
+            "objective": "exlm",
             "masking": {"mask_ratio": 0.15, "num_copies": 1}, "train": {"steps": 400},
             "model": {"states_per_mask": 4}, "data": {"kind": "toy", "grammar": "pairs"},
         },
