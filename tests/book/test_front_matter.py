@@ -29,11 +29,6 @@ PAGES = {
     name: (BOOK / f"{name}.md").read_text()
     for name in ("course", "glossary", "intro", "notation", "reproduction", "running")
 }
-RUN_FILES = [
-    p
-    for p in (BOOK / "results").glob("*.json")
-    if p.name.split("-")[0] not in ("bench", "evidence", "downstream", "learned", "links")
-]
 ROLES = {**front_matter.NUMBERS, **front_matter.STAMPS, "source": front_matter.source_line}
 
 
@@ -55,7 +50,8 @@ def test_every_role_of_a_page_finds_what_it_asks_for(role):
 
 def recorded() -> list[dict]:
     """The records of all runs."""
-    return [record for path in RUN_FILES for record in json.loads(path.read_text())]
+    files = recorded_runs.record_files()
+    return [record for path in files for record in json.loads(path.read_text())]
 
 
 def test_recorded_numbers_are_those_of_the_files():

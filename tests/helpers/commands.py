@@ -2,6 +2,8 @@
 
 import importlib
 
+from exlm_mini.__main__ import COMMANDS
+
 
 def ended(capsys, main, *arguments):
     """Exit code, stdout and stderr of a command run in this process."""
@@ -27,13 +29,9 @@ def fails(capsys, main, *arguments, parts=()):
     return lines[0]
 
 
-LAB = ("sweep", "finetune", "bench")
-
-
 def main_of(command):
     """The function of a command."""
-    package = "exlm_lab" if command in LAB else "exlm_mini"
-    return importlib.import_module(f"{package}.{command}").main
+    return importlib.import_module(COMMANDS[command]).main
 
 
 def dry_run(capsys, *arguments):

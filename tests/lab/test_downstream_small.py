@@ -1,4 +1,4 @@
-"""The recorded small downstream runs and the search of the defaults agree with what is said."""
+"""The defaults of fine-tuning are what the recorded search of them says."""
 
 import json
 import statistics
@@ -11,14 +11,6 @@ from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.finetune import parse
 
 BOOK = Path(__file__).resolve().parents[2] / "book"
-
-
-@pytest.fixture
-def stored():
-    return json.loads((BOOK / "results" / "downstream-small.json").read_text())
-
-
-# ---- the search of the defaults ----
 
 
 def test_the_defaults_of_fine_tuning_are_the_best_of_the_search():

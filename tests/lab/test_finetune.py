@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
 import tokenizers
 from commands import fails
@@ -30,18 +29,8 @@ ONE = ["--train.epochs", "1", "--seeds", "1", "--device", "cpu"]
 
 @pytest.fixture(scope="module")
 def rte(tmp_path_factory):
-    """GLUE's RTE in a few rows, its test set included."""
-    folder = tmp_path_factory.mktemp("glue") / "rte"
-    folder.mkdir()
-    for name, count in (("train", 12), ("validation", 6), ("test", 5)):
-        rows = [
-            (f"The list has {i} items.", f"There is {'a' if i % 2 else 'no'} list.", i % 2)
-            for i in range(count)
-        ]
-        table = pandas.DataFrame(rows, columns=["sentence1", "sentence2", "label"])
-        table["label"] = -1 if name == "test" else table["label"]
-        table.to_parquet(folder / f"{name}-00000-of-00001.parquet")
-    return folder.parent
+    """GLUE's RTE in two rows."""
+    return write_task(tmp_path_factory.mktemp("glue"), "rte").parent
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +108,7 @@ def test_a_grid_searches_with_one_seed_and_reports_all(runs, rte, tmp_path, caps
     )
     argv = ["--task", "rte", "--checkpoint", runs / "text", "--data", rte, "--grid"]
     assert main(words(*argv, "--recipe", "table-11", "--dry-run")) == 0
-    # 64 settings with the first seed, then four more seeds of the best; 12 rows.
+    # 64 settings with the first seed, then four more seeds of the best; two rows.
     assert "64 setting(s), 5 seed(s), 68 run(s) of 2 to 10 steps" in capsys.readouterr().out
     record = done([*argv, "--recipe", recipe], out)["tasks"]["rte"]
     assert record["seeds"] == [3, 4, 5] and record["report"] == "median"

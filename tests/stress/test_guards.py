@@ -12,6 +12,7 @@ import pytest
 from glue_files import write_task
 from made_records import made_record
 from refusals import told
+from squad_files import PETS
 from tiny_runs import DATA, tiny_run
 
 from exlm_lab.downstream.catalogue import load_task
@@ -58,10 +59,8 @@ def places(tmp_path_factory) -> dict[str, Place]:
     ledger.run(quick, 1)
     cell, running = ledger.path(quick, 1), home / "running"
     fine_tune(pretrained, problem, quick, 1, running, "cpu")
-    answer = {"text": "mat", "answer_start": 0}
-    paragraph = {"context": "mat", "qas": [{"id": "1", "question": "?", "answers": [answer]}]}
     for name in ("train", "dev"):
-        content = json.dumps({"data": [{"paragraphs": [paragraph]}]})
+        content = json.dumps({"data": PETS["data"]})
         (home / f"{name}-v2.0.json").write_text(content)
     folder = write_task(home, "rte")
     record = made_record("s")
