@@ -7,7 +7,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from exlm_lab.experiments.correlations import SHARES, lost_share
+from exlm_lab.experiments.correlations import PAPER_SHARES, lost_share
 
 SPANS = {"hour": 1, "day": 24, "week": 168, "month": 730, "year": 8766}
 """Hours of the spans people plan in."""
@@ -66,8 +66,8 @@ def draw_against_share(
     together have equal shares and different p. Error bars show the spread.
     """
     ratios = sorted({p for p, _ in means.index})
-    shares = sorted({*SHARES, *(lost_share(*cell) for cell in means.index)})
-    known = sorted({*ratios, *SHARES})
+    shares = sorted({*PAPER_SHARES, *(lost_share(*cell) for cell in means.index)})
+    known = sorted({*ratios, *PAPER_SHARES})
     colors = dict(zip(known, sns.color_palette("viridis", len(known)), strict=True))
     for number, ratio in enumerate(ratios):
         cells = sorted(
@@ -90,6 +90,6 @@ def _share(cell: tuple[float, int]) -> float:
 def draw_optimum(ax: Axes, optimum: pd.Series) -> None:
     """The exact entropy of the lost tokens, by (p, k), as a dashed line."""
     means = optimum.groupby(_share).mean()
-    shares = sorted({*SHARES, *means.index})
+    shares = sorted({*PAPER_SHARES, *means.index})
     places = [shares.index(share) for share in means.index]
     ax.plot(places, means, "--", color="0.3", lw=1.2, label="exact")

@@ -24,7 +24,7 @@ import pandas as pd
 from exlm_lab.experiments import records, tables, verdicts
 from exlm_lab.experiments.catalogue import EXPERIMENTS
 from exlm_lab.experiments.correlations import STATISTICS, over_seeds
-from exlm_lab.experiments.metric_names import SHARES
+from exlm_lab.experiments.metric_names import factor_and_digits
 from exlm_lab.experiments.records import DOWNSTREAM, EMPTY, by_seed, grid, shown
 from exlm_lab.experiments.scorecard import Score, scorecard
 
@@ -58,10 +58,8 @@ def sweep(text: str) -> str:
 
 
 def _of_cell(name: str, cell: str, metric: str) -> str:
-    values = by_seed(runs(name), cell, metric)
-    if metric == DOWNSTREAM:
-        return shown(values, 1)
-    return shown(100 * values, 1) if metric in SHARES else shown(values, 2)
+    factor, digits = factor_and_digits(metric)
+    return shown(factor * by_seed(runs(name), cell, metric), digits)
 
 
 def _of_grid(name: str, kind: str, metric: str, statistic: str) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # tables of cells name statistics; only numbers need pandas
     import pandas as pd
 
 Grid = Mapping[tuple[float, int], float]
-SHARES = (0.0225, 0.15, 0.387, 0.622, 0.789)
+PAPER_SHARES = (0.0225, 0.15, 0.387, 0.622, 0.789)
 """Of lost tokens, in Figure 4."""
 SMALLEST_SHARE = 0.15
 """Below this share the paper's curve turns, because the task becomes too easy (§3.3)."""
@@ -24,7 +24,7 @@ SMALLEST_SHARE = 0.15
 def lost_share(mask_ratio: float, num_copies: int) -> float:
     """p^k, rounded as in Figure 4 if it is one of the figure's shares."""
     exact = mask_ratio**num_copies
-    nearest = min(SHARES, key=lambda share: abs(share - exact))
+    nearest = min(PAPER_SHARES, key=lambda share: abs(share - exact))
     return nearest if abs(exact / nearest - 1) < 0.01 else exact
 
 
@@ -80,7 +80,7 @@ def drop_at_low_share(grid: Grid) -> float:
     In the unit of the grid, negative where the low share is worse.
     """
     cells = _cells(grid)
-    pairs = cells[cells["share"].isin((SHARES[0], SMALLEST_SHARE))]
+    pairs = cells[cells["share"].isin((PAPER_SHARES[0], SMALLEST_SHARE))]
     return -_mean_change(pairs, "p", "share")
 
 

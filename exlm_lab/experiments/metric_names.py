@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 DOWNSTREAM = "downstream"
+"""In percent already."""
 PROBE = "probe_accuracy"
-WAYS = (
-    "at_once", "at_once_best_of_16", "in_two_passes", "in_turn", "at_once_sampled",
-    "in_turn_sampled",
-)  # fmt: skip
-"""In which molecules are filled in; see ``reading.filling``."""
 SHARES = {
     PROBE, "lost_share", "accuracy", "missed_share", "validation_mask_accuracy",
     "read_structure",  # of ``frozen``
-    *(f"{what}_{way}" for what in ("readable", "exact") for way in WAYS),
 }  # fmt: skip
-"""Shown in percent."""
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric lies between 0 and 1; so do those of filled-in molecules, see
+    ``measures.measure_together``."""
+    return metric in SHARES or metric.startswith(("readable_", "exact_"))
+
+
+def factor_and_digits(metric: str) -> tuple[int, int]:
+    """By what a metric is multiplied before it is shown, and with how many decimals: shares, and
+    scores of a task, in percent with one."""
+    if is_share(metric):
+        return 100, 1
+    return 1, 1 if metric == DOWNSTREAM else 2

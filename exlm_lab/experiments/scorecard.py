@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from exlm_lab.experiments.metric_names import DOWNSTREAM, SHARES
+from exlm_lab.experiments.metric_names import factor_and_digits
 from exlm_lab.experiments.verdicts import Verdict, verdicts
 
 
@@ -170,9 +170,8 @@ class Score(NamedTuple):
     @property
     def shown(self) -> str:
         """The difference with its 95% interval, shares in points."""
-        is_share = self.verdict.claim.metric in SHARES
-        is_percent = is_share or self.verdict.claim.metric == DOWNSTREAM
-        return self.verdict.shown(1 if is_percent else 2, 100 if is_share else 1)
+        factor, digits = factor_and_digits(self.verdict.claim.metric)
+        return self.verdict.shown(digits, factor)
 
     @property
     def evidence(self) -> str:

@@ -15,7 +15,7 @@ from exlm_lab.downstream.results import markdown_table
 from exlm_lab.experiments.catalogue import EXPERIMENTS
 from exlm_lab.experiments.cells import Cell
 from exlm_lab.experiments.correlations import STATISTICS, over_seeds
-from exlm_lab.experiments.metric_names import DOWNSTREAM, PROBE, SHARES
+from exlm_lab.experiments.metric_names import DOWNSTREAM, PROBE, factor_and_digits
 from exlm_lab.experiments.paper import ENTROPY, printed_grid, printed_number
 from exlm_lab.experiments.records import (
     EMPTY,
@@ -126,7 +126,7 @@ def _columns(name: str, table: pd.DataFrame) -> dict[str, list[str]]:
         if measured(table, metric).empty:
             continue
         head, digits = COLUMNS[metric]
-        factor = 100 if metric in SHARES else 1
+        factor, _ = factor_and_digits(metric)
         is_percent = factor == 100 or metric == DOWNSTREAM
         columns[head + ", %" * is_percent] = [
             shown(factor * measured(rows, metric), digits)
