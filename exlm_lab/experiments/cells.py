@@ -13,6 +13,7 @@ from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import settings
 from exlm_mini.config.recipes import PRETRAINING, load_recipe, replaced
+from exlm_mini.data.toy_grammars import LADDER
 
 Input = Literal["toy", "slots", "english", "molecules"]
 """The small language ``town``, smaller languages with slots, the embedded English or files in its
@@ -24,8 +25,16 @@ BASES = PRETRAINING._replace(
 CLONES, CHAINS = {"model.clone_embedding_std": 1.0}, {"train.chain_warmup": 0.25}
 CURES = CLONES | CHAINS
 """Against the symmetric start, as in the small recipes; not in the paper (``saddle`` is why)."""
+FIVE_SEEDS, TEN_SEEDS = tuple(range(1, 6)), tuple(range(1, 11))
+LADDER_AXIS = {f"{bits}": {"data.grammar": f"ladder-{bits}"} for bits in LADDER}
+"""Languages whose masks share more and more bits, an axis of ``grid``."""
 MLM: dict[str, Any] = {"objective": "mlm"}
 TIMED: dict[str, Any] = {"is_timed": True, "seeds": (1,)}
+
+
+def exlm(num_states: int = 4) -> dict[str, Any]:
+    """Settings of ExLM with k states for each mask, and both cures."""
+    return {"objective": "exlm", "model.states_per_mask": num_states, **CURES}
 
 
 @settings()

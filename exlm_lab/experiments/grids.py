@@ -10,7 +10,17 @@ from typing import Any
 
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.experiments import cells
-from exlm_lab.experiments.cells import CURES, MLM, Cell, Claim, Downstream, Experiment, Input
+from exlm_lab.experiments.cells import (
+    CURES,
+    MLM,
+    TEN_SEEDS,
+    Cell,
+    Claim,
+    Downstream,
+    Experiment,
+    Input,
+    exlm,
+)
 from exlm_lab.experiments.correlations import (
     Grid,
     drop_at_low_share,
@@ -46,7 +56,6 @@ _INPUTS: dict[Input, dict[str, Any]] = {
     },
 }  # fmt: skip
 """By input: recipe, task, and settings that differ from the recipe's."""
-TEN_SEEDS = {"seeds": tuple(range(1, 11))}
 
 
 def grid(kind: Input, *axes: dict[str, dict[str, Any]]) -> tuple[Cell, ...]:
@@ -81,22 +90,17 @@ def _repeated(p: float, k: int) -> dict[str, Any]:
 
 # ---- parts of ExLM ----
 
-
-def _exlm(num_states: int = 4) -> dict[str, Any]:
-    return {"objective": "exlm", "model.states_per_mask": num_states, **CURES}
-
-
 _VARIANTS: dict[str, dict[str, Any]] = {
-    "exlm": {**_exlm(), "paper": ("Table 2", "ExLM")},
-    "rope-1d": {**_exlm(), "model.rope": "1d", "paper": ("Table 2", "ExLM w/o 2D RoPE")},
+    "exlm": {**exlm(), "paper": ("Table 2", "ExLM")},
+    "rope-1d": {**exlm(), "model.rope": "1d", "paper": ("Table 2", "ExLM w/o 2D RoPE")},
     "ctc": {
-        **_exlm(), "model.transition": "ctc", "paper": ("Table 2", "ExLM w/o Transitions"),
+        **exlm(), "model.transition": "ctc", "paper": ("Table 2", "ExLM w/o Transitions"),
     },
-    "uniform": {**_exlm(), "model.transition": "uniform"},
-    "paper-transition": {**_exlm(), "model.transition": "paper"},
-    "paper-boundary": {**_exlm(), "model.boundary": "paper"},
+    "uniform": {**exlm(), "model.transition": "uniform"},
+    "paper-transition": {**exlm(), "model.transition": "paper"},
+    "paper-boundary": {**exlm(), "model.boundary": "paper"},
     "sparse": {
-        **_exlm(), "model.sparse": True, "paper": ("Table 13", "ExLM w/ Sparse DAG"),
+        **exlm(), "model.sparse": True, "paper": ("Table 13", "ExLM w/ Sparse DAG"),
     },
 }  # fmt: skip
 _VANILLA = {"mlm": {**MLM, "paper": ("Table 2", "Vanilla MLM")}}
@@ -110,7 +114,7 @@ def _paid(kind: Input) -> dict[str, dict[str, Any]]:
 
 _ON_TEXT = {
     "exlm": _VARIANTS["exlm"],
-    "late": {**_exlm(), "model.expand_at": 1},  # of two layers
+    "late": {**exlm(), "model.expand_at": 1},  # of two layers
     "ctc": _VARIANTS["ctc"],
 }
 _THREE_SEEDS = {"seeds": (1, 2, 3)}
@@ -127,7 +131,7 @@ _ABLATIONS = (
 
 def _of_table_4(p: float, ks: tuple[int, ...], **other: Any) -> dict[str, dict[str, Any]]:
     """MLM and ExLM with k states at a mask ratio p."""
-    models = {"mlm": ("Vanilla MLM", MLM)} | {f"k{k}": (f"ExLM k={k}", _exlm(k)) for k in ks}
+    models = {"mlm": ("Vanilla MLM", MLM)} | {f"k{k}": (f"ExLM k={k}", exlm(k)) for k in ks}
     return {
         f"p{p:g}-{name}": {
             **settings, "masking.mask_ratio": p,
@@ -137,17 +141,17 @@ def _of_table_4(p: float, ks: tuple[int, ...], **other: Any) -> dict[str, dict[s
     }  # fmt: skip
 
 
-_TIMED = {"is_timed": True, "downstream": None}
+_ONLY_TIMED = {"is_timed": True, "downstream": None}
 _COST = (
-    *grid("toy", {f"k{k}": {**_exlm(k), **_TIMED} for k in (2, 4, 8)}),
+    *grid("toy", {f"k{k}": {**exlm(k), **_ONLY_TIMED} for k in (2, 4, 8)}),
     *grid(
         "english",
         {
-            "k2": {**_exlm(2), **_TIMED},
-            "k4": {**_exlm(), **_TIMED, "paper": ("Table 12", "ExLM")},
-            "k8": {**_exlm(8), **_TIMED},
-            "k4-n32": {**_exlm(), **_TIMED, "data.block_length": 32},
-            "k4-n128": {**_exlm(), **_TIMED, "data.block_length": 128},
+            "k2": {**exlm(2), **_ONLY_TIMED},
+            "k4": {**exlm(), **_ONLY_TIMED, "paper": ("Table 12", "ExLM")},
+            "k8": {**exlm(8), **_ONLY_TIMED},
+            "k4-n32": {**exlm(), **_ONLY_TIMED, "data.block_length": 32},
+            "k4-n128": {**exlm(), **_ONLY_TIMED, "data.block_length": 128},
         },
     ),
 )
@@ -169,14 +173,14 @@ _STARTS = {
 CURED_AT = 0.387
 """Mask ratio of ``town`` in ``saddle``; at the recipe's 15% its masks share 0.02 bits of 3.8."""
 _UNCURED = {"objective": "exlm", "model.states_per_mask": 4}
-_SLOTS = {"input": "toy", "base": "sweep/slots"}
-_TOWN = {**_UNCURED, "masking.mask_ratio": CURED_AT, **TEN_SEEDS}
+_TINY = {"input": "toy", "base": "sweep/slots"}
+_TOWN = {**_UNCURED, "masking.mask_ratio": CURED_AT, "seeds": TEN_SEEDS}
 _SADDLE = (
     *cells.grid(
-        {"toy-pairs": {"data.grammar": "pairs", "model.states_per_mask": 2}}, _STARTS, **_SLOTS
+        {"toy-pairs": {"data.grammar": "pairs", "model.states_per_mask": 2}}, _STARTS, **_TINY
     ),
     *cells.grid(
-        {"toy-fours": {"data.grammar": "fours", "model.states_per_mask": 4}}, _CURES, **_SLOTS
+        {"toy-fours": {"data.grammar": "fours", "model.states_per_mask": 4}}, _CURES, **_TINY
     ),
     *grid("toy", {"town": _TOWN}, _CURES),
     *grid("english", {name: {**_UNCURED, **cure} for name, cure in _CURES.items()}),
@@ -244,8 +248,8 @@ SWEEPS = (
         "k-and-p",
         "states and mask ratio (Table 4, Figure 12)",
         (
-            *grid("toy", _of_table_4(0.15, (2, 4, 8), **TEN_SEEDS)),
-            *grid("toy", _of_table_4(0.387, (2, 4, 8), **TEN_SEEDS)),
+            *grid("toy", _of_table_4(0.15, (2, 4, 8), seeds=TEN_SEEDS)),
+            *grid("toy", _of_table_4(0.387, (2, 4, 8), seeds=TEN_SEEDS)),
             *grid("english", _of_table_4(0.15, (2, 4))),
         ),
         (

@@ -10,11 +10,19 @@ from __future__ import annotations
 from typing import Any
 
 from exlm_lab.downstream.settings import TuneConfig
-from exlm_lab.experiments.cells import TIMED, Cell, Claim, Downstream, Experiment, grid
-from exlm_mini.data.toy_grammars import LADDER
+from exlm_lab.experiments.cells import (
+    FIVE_SEEDS,
+    LADDER_AXIS,
+    TEN_SEEDS,
+    TIMED,
+    Cell,
+    Claim,
+    Downstream,
+    Experiment,
+    grid,
+)
 
 SECOND_PLAN = "the plan of links"
-FIVE_SEEDS, TEN_SEEDS = tuple(range(1, 6)), tuple(range(1, 11))
 BRANCH_STEPS = 8_000
 """Of an MLM; other arms get as many as cost the same."""
 BRANCH: dict[str, Any] = {
@@ -35,8 +43,8 @@ PARTS: dict[str, dict[str, Any]] = {
 TASKS = ("bbbp", "bace", "clintox")
 RANDOM: dict[str, Any] = {"masking.strategy": "fixed_count", "masking.mask_ratio": 0.15}
 """The paper's masks."""
-_MOLECULES = {"input": "molecules", "base": "sweep/spans", "seeds": FIVE_SEEDS}
-_ENGLISH = {"input": "english", "base": "sweep/spans-english", "seeds": FIVE_SEEDS}
+_SPANS = {"input": "molecules", "base": "sweep/spans", "seeds": FIVE_SEEDS}
+_SPANS_ENGLISH = {"input": "english", "base": "sweep/spans-english", "seeds": FIVE_SEEDS}
 
 
 def _grown(
@@ -71,7 +79,7 @@ _BITS = "together_bits"
 _LINKS = Experiment(
     "links",
     "molecules in spans: which part of a grown ExLM wins, at equal cost (bits)",
-    _grown("links", tuple(PARTS), {}, **_MOLECULES) + grid(_FROM_THE_START, **_MOLECULES),
+    _grown("links", tuple(PARTS), {}, **_SPANS) + grid(_FROM_THE_START, **_SPANS),
     (
         Claim("Grown, ExLM wins bits of molecules at equal cost",
               _BITS, "exlm", "mlm", -1, 0.3, is_primary=True, id="grown-cost"),
@@ -99,7 +107,7 @@ _LINKS = Experiment(
 _LINKS_ENGLISH = Experiment(
     "links-english",
     "English in spans: a grown ExLM and MLM at equal cost (bits)",
-    _grown("links-english", ("exlm",), {}, **_ENGLISH),
+    _grown("links-english", ("exlm",), {}, **_SPANS_ENGLISH),
     (
         Claim("Grown, ExLM wins bits of English at equal cost",
               _BITS, "exlm", "mlm", -1, 0.3, is_primary=True),
@@ -109,7 +117,7 @@ _LINKS_ENGLISH = Experiment(
 _LINKS_RANDOM = Experiment(
     "links-random",
     "molecules with 15% independent masks, where there is little to win (bits)",
-    _grown("links-random", ("exlm",), RANDOM, **_MOLECULES),
+    _grown("links-random", ("exlm",), RANDOM, **_SPANS),
     (
         Claim("With the paper's masks, which share little, ExLM loses bits at equal cost",
               _BITS, "exlm", "mlm", 1, 0.05, is_primary=True),
@@ -135,7 +143,7 @@ _LINKS_TASKS = Experiment(
     "the same models fine-tuned on MoleculeNet, scaffold split (ROC-AUC, %)",
     grid(
         _MODELS, {task: {"downstream": Downstream(task, TuneConfig())} for task in TASKS},
-        **_MOLECULES,
+        **_SPANS,
     ),
     (
         Claim("Fine-tuned, a grown ExLM is better than an MLM of equal cost",
@@ -148,7 +156,7 @@ _BARE = Experiment(
     "the ladder without clone vectors and fixed chains (bits)",
     grid(
         {"exlm": {"objective": "exlm", "model.states_per_mask": 4}},
-        {f"{bits}": {"data.grammar": f"ladder-{bits}"} for bits in LADDER},
+        LADDER_AXIS,
         input="slots", base="sweep/slots", seeds=TEN_SEEDS,
     ),
     tuple(

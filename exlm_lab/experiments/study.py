@@ -17,19 +17,20 @@ from exlm_lab.experiments.cells import (
     CHAINS,
     CLONES,
     CURES,
+    FIVE_SEEDS,
+    LADDER_AXIS,
     MLM,
+    TEN_SEEDS,
     TIMED,
     Cell,
     Claim,
     Experiment,
+    exlm,
     grid,
 )
 from exlm_lab.experiments.links import LINKS
-from exlm_mini.data.toy_grammars import LADDER
 
-TEN_SEEDS, FIVE_SEEDS = tuple(range(1, 11)), tuple(range(1, 6))
 FIRST_PLAN = "the first plan"
-_EXLM = {"objective": "exlm", "model.states_per_mask": 4, **CURES}
 _SLOTS = {"input": "slots", "base": "sweep/slots"}
 _ENGLISH = {"input": "english", "base": "sweep/english"}
 _MOLECULES = {"input": "molecules", "base": "sweep/smiles"}
@@ -39,10 +40,10 @@ _MOLECULES = {"input": "molecules", "base": "sweep/smiles"}
 _ARMS: dict[str, dict[str, Any]] = {
     "mlm": MLM,
     "mlm++": {**MLM, "cost_of": ("ladder", "exlm-cost")},
-    "exlm": _EXLM,
-    "late": {**_EXLM, "model.expand_at": 1},
-    "uniform": {**_EXLM, "model.transition": "uniform"},
-    "ctc": {**_EXLM, "model.transition": "ctc"},
+    "exlm": exlm(),
+    "late": {**exlm(), "model.expand_at": 1},
+    "uniform": {**exlm(), "model.transition": "uniform"},
+    "ctc": {**exlm(), "model.transition": "ctc"},
 }
 """MLM, MLM at the measured cost of ExLM, ExLM, expanded after the first of two layers, and the two
 variants that have states and no links."""
@@ -50,14 +51,11 @@ _LADDER = Experiment(
     "ladder",
     "how much slots depend on each other, in six models (bits)",
     (
-        *grid({"exlm-cost": {**_EXLM, "data.grammar": "ladder-2", **TIMED}}, **_SLOTS),
+        *grid({"exlm-cost": {**exlm(), "data.grammar": "ladder-2", **TIMED}}, **_SLOTS),
         *(
             cell
-            for bits in LADDER
-            for cell in grid(
-                _ARMS, {f"{bits}": {"data.grammar": f"ladder-{bits}"}},
-                seeds=TEN_SEEDS, **_SLOTS,
-            )
+            for bits, language in LADDER_AXIS.items()
+            for cell in grid(_ARMS, {bits: language}, seeds=TEN_SEEDS, **_SLOTS)
         ),
     ),
     (
@@ -248,7 +246,7 @@ _ESCAPE = Experiment(
 
 # ---- molecules ----
 
-_OF_TABLE_7 = {**_EXLM, "model.states_per_mask": 2}
+_OF_TABLE_7 = exlm(2)
 _MOLECULE_ARMS: dict[str, dict[str, Any]] = {
     "exlm-cost": {**_OF_TABLE_7, **TIMED},
     "mlm": {},
@@ -302,7 +300,7 @@ _OF_MOLECULES = Experiment(
 # ---- how late rows may be expanded ----
 
 _FOUR_LAYERS = {"model.num_layers": 4}
-_LATE = {d: {**_FOUR_LAYERS, **_EXLM, "model.expand_at": d} for d in (0, 2, 3)}
+_LATE = {d: {**_FOUR_LAYERS, **exlm(), "model.expand_at": d} for d in (0, 2, 3)}
 """By layers below the expansion."""
 
 
@@ -312,9 +310,9 @@ def _depth_cells() -> tuple[Cell, ...]:
         "english-mlm": _FOUR_LAYERS,
         "english-mlm++": {**_FOUR_LAYERS, "cost_of": ("depth", "english-cost")},
     }
-    for depth, exlm in _LATE.items():
-        arms[f"english-after-{depth}"] = exlm
-        arms[f"slots-after-{depth}"] = {**exlm, "data.grammar": "ladder-4", **_SLOTS}
+    for depth, late in _LATE.items():
+        arms[f"english-after-{depth}"] = late
+        arms[f"slots-after-{depth}"] = {**late, "data.grammar": "ladder-4", **_SLOTS}
     return grid(arms, **_ENGLISH)
 
 
