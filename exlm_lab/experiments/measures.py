@@ -42,6 +42,7 @@ from exlm_mini.data.toy import Grammar
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import nats_to_bits
+from exlm_mini.reading.decoding import log_fit, visits
 from exlm_mini.reading.filling import measure_fillings
 from exlm_mini.reading.prize import measure_prize
 from exlm_mini.training.parts import make_masker
@@ -236,8 +237,8 @@ def _read_batch(
         reading = read_rows(model, batch)
         log_p_RkV = reading.log_token_RV.unsqueeze(1)
         if reading.scores.log_transition_BLL is not None:
-            values["length"] = reading.length_bits()
-            values["clone_use"] = reading.scores.graph.of_masks(reading.visits())
+            values["length"] = nats_to_bits(-log_fit(reading.scores))
+            values["clone_use"] = reading.scores.graph.of_masks(visits(reading.scores))
         if model.config.states_per_mask > 1:
             token_RkV = reading.scores.graph.of_masks(reading.log_token_BLV).exp()
             values["specialisation"] = states.pairwise_divergence_bits(token_RkV)

@@ -15,13 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment import dag_log_likelihood, posteriors
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM
 from exlm_mini.model.guesses import masks_alone, one_pass, states_alone
-from exlm_mini.model.objectives import StateScores, nats_to_bits
+from exlm_mini.model.objectives import StateScores
 from exlm_mini.reading import decoding
-from exlm_mini.reading.decoding import links_of
 
 
 class RowReading(NamedTuple):
@@ -44,19 +42,6 @@ class RowReading(NamedTuple):
         is_blank_BM = target_ids_BM == self.unk if is_ctc else None
         scores = self.scores._replace(is_blank_BM=is_blank_BM)
         return decoding.log_joint(scores, self.log_token_BLV, target_ids_BM)
-
-    def length_bits(self) -> Tensor:
-        """-log2 P(as many words as masks) of each row, before any word is known; (B,). Only where
-        states are linked."""
-        any_token_BML = torch.zeros_like(self.scores.log_emission_BML)
-        return nats_to_bits(-dag_log_likelihood(any_token_BML, *links_of(self.scores)))
-
-    def visits(self) -> Tensor:
-        """P(a path visits the state), given the rows' words; (B, L). Only where states are
-        linked."""
-        is_known_BM1 = self.scores.graph.is_mask_BM.unsqueeze(2)
-        log_emission_BML = self.scores.log_emission_BML.masked_fill(~is_known_BM1, 0.0)
-        return posteriors(log_emission_BML, *links_of(self.scores)).state_BML.sum(dim=1)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment import dag_log_likelihood, viterbi
+from exlm_mini.alignment import dag_log_likelihood, posteriors, viterbi
 from exlm_mini.config import SpecialIds
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.masking import MaskedBatch
@@ -133,6 +133,20 @@ def links_of(scores: StateScores) -> tuple[Tensor, Tensor, Tensor]:
     return scores.log_transition_BLL, scores.graph.num_targets_B, scores.graph.num_states_B
 
 
+def log_fit(scores: StateScores) -> Tensor:
+    """Log-probability of reaching the last state in one step per target, whatever the tokens, (B,)
+    in nats; for states with edges."""
+    any_token_BML = torch.zeros_like(scores.log_emission_BML)
+    return dag_log_likelihood(any_token_BML, *links_of(scores))
+
+
+def visits(scores: StateScores) -> Tensor:
+    """P(a path visits the state), given the rows' tokens, (B, L); for states with edges."""
+    is_boundary_BM1 = scores.graph.is_boundary_BM.unsqueeze(2)
+    log_emission_BML = scores.log_emission_BML.masked_fill(is_boundary_BM1, 0.0)
+    return posteriors(log_emission_BML, *links_of(scores)).state_BML.sum(dim=1)
+
+
 @torch.no_grad()
 def read_row(
     model: MaskedLM | ExLM, masked_ids_BN: Tensor, chain_share: float = 0.0, num_copies: int = 1
@@ -181,10 +195,8 @@ def read_row(
                 "model's training went wrong; use another checkpoint"
             )
         token_ids_S = best_ids_L[path_BM[0, 1:-1]]
-        any_token_BML = torch.zeros_like(said.log_emission_BML)
-        log_fit_B = dag_log_likelihood(any_token_BML, *links_of(said))
         log_transition_LL, path_M = said.log_transition_BLL[0].cpu(), path_BM[0].cpu()
-        links = Graph(log_transition_LL, path_M, log_path_B.item(), log_fit_B.item())
+        links = Graph(log_transition_LL, path_M, log_path_B.item(), log_fit(said).item())
     target_ids_BM = graph.target_ids_BM.clone()
     target_ids_BM[0, 1:-1] = token_ids_S
     log_p = log_joint(said, log_token_BLV, target_ids_BM).item()

@@ -25,14 +25,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment import posteriors
 from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.packs import Pack
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.guesses import masks_alone, one_pass
 from exlm_mini.model.objectives import StateScores, log_likelihood, nats_to_bits
-from exlm_mini.reading.decoding import links_of
+from exlm_mini.reading.decoding import visits
 
 ROWS_AT_ONCE = 32
 
@@ -130,11 +129,8 @@ def at_once(
     joint_B = nats_to_bits(-log_likelihood(said, with_boundaries=False).double())
     if said.log_transition_BLL is None:
         return bits_S, joint_B, None
-    graph = said.graph
-    is_boundary_BM1 = graph.is_boundary_BM.unsqueeze(2)
-    log_emission_BML = said.log_emission_BML.masked_fill(is_boundary_BM1, 0.0)
-    visits_BL = posteriors(log_emission_BML, *links_of(said)).state_BML.sum(1)
-    return bits_S, joint_B, graph.of_masks(visits_BL).double().cpu().sum(0)
+    use_Sk = said.graph.of_masks(visits(said))
+    return bits_S, joint_B, use_Sk.double().cpu().sum(0)
 
 
 def in_turn(

@@ -21,6 +21,7 @@ from exlm_lab.experiments.states import (
     read_rows,
 )
 from exlm_mini.alignment.enumeration import paths
+from exlm_mini.reading.decoding import log_fit, visits
 from exlm_mini.training.evaluation import row_bits_and_correct
 
 every = pytest.mark.parametrize("name", CONFIGS)
@@ -52,7 +53,8 @@ def test_values_of_states_are_sorted_by_mask_and_clone(name):
 @every_linked
 def test_visits_and_length_are_those_of_every_path_weighed_by_the_words_of_the_rows(name):
     reading = read_rows(exlm(LINKED[name]), ragged_batch())
-    scores, want_BL, length_B = reading.scores, torch.zeros_like(reading.visits()), []
+    scores, found_BL, length_B = reading.scores, visits(reading.scores), []
+    want_BL = torch.zeros_like(found_BL)
     is_mask_BM1 = scores.graph.is_mask_BM.unsqueeze(2)
     log_E_BML = scores.log_emission_BML.masked_fill(~is_mask_BM1, 0.0)
     counts = scores.graph.num_targets_B.tolist(), scores.graph.num_states_B.tolist()
@@ -63,11 +65,9 @@ def test_visits_and_length_are_those_of_every_path_weighed_by_the_words_of_the_r
             want_BL[b, path] += (links + log_E_BML[b, range(m), path].sum()).exp()
             length += links.exp()
         want_BL[b] *= m / want_BL[b].sum()  # a path passes a state for each target
-        length_B.append(-length.log2())
-    torch.testing.assert_close(reading.visits(), want_BL, rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(
-        reading.length_bits(), torch.stack(length_B), rtol=1e-6, atol=1e-6
-    )
+        length_B.append(length.log())
+    torch.testing.assert_close(found_BL, want_BL, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(log_fit(scores), torch.stack(length_B), rtol=1e-6, atol=1e-6)
 
 
 def test_pairwise_divergence_is_the_mean_of_scipys():
