@@ -160,7 +160,6 @@ def _beside_paper(tasks: dict[str, Any]) -> list[str]:
         lines += [("", name, part, PRINTED_BESIDE.get(task, "")) for name in beside]
         more = [name for name in scores if name not in ("validation", "test")]
         lines += [("", metric, name, PRINTED_BESIDE.get(task, "")) for name in more]
-        over = f"{record['report']} of {len(record['seeds'])}"
         for name, metric, part, printed in lines:
             reached = in_percent(scores[part][metric], record["report"])
             papers = paper_numbers(PAPER_TABLES.get(record["recipe"], ()), printed)
@@ -170,9 +169,14 @@ def _beside_paper(tasks: dict[str, Any]) -> list[str]:
                 )
                 for row in (PAPER_MLM.get(record["recipe"], ""), "ExLM")
             )
-            rows.append((name, _title(metric), part, reached, over, mlm, exlm))
+            rows.append((name, _title(metric), part, reached, _over(record), mlm, exlm))
     filled = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
     return markdown_table([tuple(row[i] for i in filled) for row in rows])
+
+
+def _over(record: dict[str, Any]) -> str:
+    """Which summary, of how many seeds."""
+    return f"{record['report']} of {len(record['seeds'])}"
 
 
 def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
@@ -205,8 +209,7 @@ def notes(record: dict[str, Any]) -> list[str]:
         shares = [f"{part} {n['unknown_share']:.2%}" for part, n in rows.items()]
         lines.append(f"tokens that are [UNK]: {', '.join(shares)}")
     if record["baselines"]:
-        over = f"{record['report']} of {len(record['seeds'])}"
-        lines.append(f"reached on the {record['part']} rows, {over}")
+        lines.append(f"reached on the {record['part']} rows, {_over(record)}")
     if record["changed"]:
         lines.append(f"not the recipe's: {', '.join(record['changed'])}")
     if record["part"] == "validation":

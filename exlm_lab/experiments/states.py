@@ -51,12 +51,7 @@ def read_rows(model: ExLM, batch: MaskedBatch) -> RowReading:
     Args:
         model: in evaluation mode.
         batch: on the device of the model. Needs memory for B x L x V numbers.
-
-    Raises:
-        ValueError: if the model is in training mode, where dropout is random.
     """
-    if model.training:
-        raise ValueError("the model is in training mode, where dropout is random; call eval()")
     scores = one_pass(model, batch)
     assert isinstance(scores, StateScores)
     log_token_RV = masks_alone(model, scores).double()
