@@ -131,7 +131,7 @@ def verdict(differences, sign, smallest):
 scores = scorecard(RESULTS)
 card = {
     f"{score.text} ({score.row.place})": {
-        "verdict": score.word,
+        "verdict": score.verdict.word_so_far,
         "difference": score.shown,
         "planned": "yes" if score.verdict.is_planned else "no",
     }

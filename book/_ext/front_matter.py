@@ -168,7 +168,7 @@ class ScorecardDirective(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         rows = [["claim of the paper", "verdict", "difference", "runs", "measured here"]]
         for score in sweep_numbers.scores():
-            word, comma, rest = score.word.partition(",")
+            word, comma, rest = score.verdict.word_so_far.partition(",")
             color = {"for": "success", "against": "danger"}.get(word, "muted")
             verdict = f"{{bdg-{color}}}`{word}`{comma}{rest}"
             claim = f"{score.text} ({score.row.place})"
@@ -200,7 +200,7 @@ NUMBERS = {
     "sweep": sweep_numbers.sweep,
     "score": sweep_numbers.score,
     "difference": lambda name: sweep_numbers.score_of(name).shown,
-    "verdict": lambda name: sweep_numbers.score_of(name).word,
+    "verdict": lambda name: sweep_numbers.score_of(name).verdict.word_so_far,
     "tally": sweep_numbers.tally,
     "small": recorded_runs.small,
 }

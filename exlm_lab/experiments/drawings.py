@@ -75,7 +75,7 @@ def draw_scorecard(ax: Axes, scores: list[Score]) -> None:
         ax.text(
             FARTHEST + 2,
             y,
-            f"{score.shown}  {score.word}",
+            f"{score.shown}  {verdict.word_so_far}",
             color=color,
             va="center",
             fontsize=9,

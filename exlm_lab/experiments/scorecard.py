@@ -179,11 +179,6 @@ class Score(NamedTuple):
         seeds = f"{self.verdict.seeds} seeds"
         return "; ".join(filter(None, (self.verdict.origin, seeds, self.verdict.aids)))
 
-    @property
-    def word(self) -> str:
-        """The verdict, with "so far" while planned seeds are missing."""
-        return self.verdict.word_so_far
-
 
 def scorecard(directory: Path) -> list[Score]:
     """Every row with its evidence."""

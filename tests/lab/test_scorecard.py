@@ -95,7 +95,7 @@ def test_shares_are_told_in_points_and_missing_seeds_are_said(metric, difference
     p = {0: None, 2: 0.2, 3: 0.0}[len(differences)]
     verdict = Verdict(claim, differences, 3, p, p, origin="planned, primary")
     score = Score(Row("", ""), verdict)
-    assert (score.shown, score.word) == (shown, word)
+    assert (score.shown, verdict.word_so_far) == (shown, word)
     assert score.evidence == f"planned, primary; {len(differences)} of 3 seeds"
 
 
