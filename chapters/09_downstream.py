@@ -202,8 +202,8 @@ _ = ax.set(ylim=(-0.4, 1))
 # \mathbf{s} = W_2 \tanh(W_1 \mathbf{h} + \mathbf{b}_1) + \mathbf{b}_2
 # $$ (eq-downstream-head)
 #
-# A logit above 0 means yes. The tanh layer is often called the pooler, because it
-# stands for the whole row.
+# A logit above 0 means yes. The tanh layer is often called the pooler, because its
+# output stands for the whole row.
 
 
 # %%
@@ -292,11 +292,11 @@ for name, pretrained in (
 # %% [markdown]
 # ## The metric: pairs in the right order
 #
-# How good are these logits? Counting right answers has two faults: it needs a
-# threshold, and where the answer is no for 9 of 10 molecules, always saying no is
-# 90% right. The field uses ROC-AUC, the area under a curve of hits against false
-# alarms. This area has a simpler meaning. Take every pair of a yes and a no, and
-# count how often the yes has the larger logit $s$; a tie counts half:
+# How good are these logits? Accuracy has two faults: it needs a threshold, and
+# where the answer is no for 9 of 10 molecules, always saying no is 90% right. The
+# field uses ROC-AUC, the area under the curve of the true-positive rate against the
+# false-positive rate. This area has a simpler meaning. Take every pair of a yes and
+# a no, and count how often the yes has the larger logit $s$; a tie counts half:
 #
 # $$
 # \text{AUC} = \sum_{a \in \text{yes}} \sum_{b \in \text{no}}
@@ -359,7 +359,7 @@ _ = fig.legend(loc="outside lower center", fontsize=8, handletextpad=0.2)
 # ## The same thing in the package
 #
 # The package does this for any run and any of its tasks, with dropout, checkpoints
-# and several seeds, by the `Trainer` of transformers. It judges what you have
+# and several seeds, using the `Trainer` of transformers. It judges what you have
 # written: its head must give the same logits and loss, its loop must learn as fast,
 # and its metric, scikit-learn's, must give the same areas.
 

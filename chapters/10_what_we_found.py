@@ -87,8 +87,8 @@ RESULTS = Path("../book/results")
 # difference. A t-test gives its 95% interval. Three verdicts are possible:
 #
 # - **for**: the interval lies on the claimed side of zero;
-# - **against**: it lies on the other side, or excludes every effect large enough to
-#   matter, by a size that is fixed before the first run;
+# - **against**: it lies on the other side, or excludes every effect of a size that
+#   matters, which is fixed before the first run;
 # - **undecided**: anything else.
 #
 # *For* and *against* are marked **too small to matter** if the whole interval holds
@@ -169,11 +169,11 @@ _ = fig.legend(loc="outside lower center", ncols=2, fontsize=8)
 
 # %% [markdown]
 # ExLM saves nearly everything that the words share. States without edges cannot say
-# which of them belong together; CTC has one fixed route through them. Both stay
-# where an MLM is. So does an MLM trained at ExLM's cost, here for 2.6 times as many
-# steps, because no amount of training takes it below its floor. In this language
-# the gain comes from the learned edges, not from the states and not from the
-# additional computation.
+# which of them belong together; CTC, where the states of a mask have a fixed order
+# and some emit a blank, has one fixed route. Both stay where an MLM is. So does an
+# MLM trained at ExLM's cost, here for 2.6 times as many steps, because no amount of
+# training takes it below its floor. In this language the gain comes from the
+# learned edges, not from the states and not from the additional computation.
 #
 # Where 2 or 4 bits are shared, nine of ten runs save all but 0.05 of them, and one
 # stops half a bit (of 2) or one bit (of 4) short. Where 8 are shared, three runs
@@ -367,18 +367,18 @@ display(pd.DataFrame(rows).T)
 #
 # With the paper's masks, the prize on molecules is a third of a bit; with spans of
 # three hidden it is 2.8 bits ({ref}`chap-reading`). There an ExLM that *grows* out
-# of an MLM, with links inside spans only, with clone vectors and no fixed chains,
-# needs half a bit less than the ten of an MLM of equal cost, in five {ref}`planned
-# <plan-links>` seeds. Of a hundred molecules that it fills in in one pass, seven
-# more can be read if the best of 16 paths is kept; if a single path is drawn,
-# hardly more (undecided). Learned links within spans beat the same states without
-# links, the published transition matrix, and, by a claim that is not primary, fixed
-# chains. Whether states without links are worse than an MLM is undecided: the
-# interval excludes zero, but not when corrected for the nine claims of its plan.
-# And growing, which we thought necessary, is not shown to help: trained from the
-# start at equal cost, ExLM ends lower in two seeds and higher in three. On English
-# novels the grown ExLM is about 3 bits of 95 ahead of the MLM in both seeds, of
-# five, that are done. These are the primary claims on molecules:
+# of an MLM, with edges inside spans only, with clone vectors and no fixed chains,
+# needs half a bit less than an MLM of equal cost, which needs ten, in the mean of
+# five {ref}`planned <plan-links>` seeds. Of a hundred molecules that it fills in in
+# one pass, seven more can be read if the best of 16 paths is kept; if a single path
+# is drawn, hardly more (undecided). Learned edges within spans beat the same states
+# without edges, the published transition matrix, and, by a claim that is not
+# primary, fixed chains. Whether states without edges are worse than an MLM is
+# undecided: the interval excludes zero, but not when corrected for the nine claims
+# of its plan. And growing, which we thought necessary, is not shown to help:
+# trained from the start at equal cost, ExLM ends lower in two seeds and higher in
+# three. On English novels the grown ExLM is about 3 bits of 95 ahead of the MLM in
+# both seeds, of five, that are done. These are the primary claims on molecules:
 
 # %% tags=["nbval-ignore-output"]
 judged = verdicts(RESULTS)
@@ -490,13 +490,13 @@ display(pd.DataFrame(rows).T)
 # %% [markdown]
 # With a batch of 512, which reads eight times as much text as 64, ExLM with both
 # aids ends below four bits per word; without them it stays above seven. Without
-# aids, a batch of 1,024 gets a quarter of a bit further than one of 64, as the plan
-# claims, if not by the 0.3 that it calls large enough; but it reads sixteen times
-# as much text and also stays above seven bits. So at this size neither a larger
-# batch nor twice the width does what the aids do. In no run do links win a tenth of
-# a bit per row, and at large batches the clones of a mask predict nearly the same
-# words. At a batch of 64, the aids make ExLM about as good as an MLM, not better;
-# with 512 no MLM was trained.
+# aids, a batch of 1,024 ends a quarter of a bit below one of 64. The plan claimed
+# that it would, but called only 0.3 large enough to matter; and this batch reads
+# sixteen times as much text and still stays above seven bits. So at this size
+# neither a larger batch nor twice the width does what the aids do. In no run do
+# links win a tenth of a bit per row, and at large batches the clones of a mask
+# predict nearly the same words. At a batch of 64, the aids make ExLM about as good
+# as an MLM, not better; with 512 no MLM was trained.
 
 # %% mystnb={"code_prompt_show": "Checked: MLM of equal cost is ahead in town, on English and on rings in every seed; where states are idle, and where states without edges are ahead; late expansion; where each cell with and without aids ends"} tags=["hide-cell", "check"]
 for cell, metric in (("toy", "excess_bits"), ("english", "bits_per_mask")):
@@ -689,9 +689,9 @@ gain = printed_average("Table 2", "ExLM") - printed_average(
 print(f"the paper's gain of ExLM over MLM: {gain:.1f} points")
 
 # %% [markdown]
-# With such a spread it takes dozens of seeds to decide a gain of 1.8 points
-# ({ref}`Exercise 2 <seeds-needed>`). That is why the study uses finer measures:
-# exact bits, and what can be read from frozen states.
+# Differences between two such models scatter even more, so it takes dozens of seeds
+# to decide a gain of 1.8 points ({ref}`Exercise 2 <seeds-needed>`). That is why the
+# study uses finer measures: exact bits, and what can be read from frozen states.
 #
 # ## Bits, and what a model can be used for
 #
@@ -716,10 +716,8 @@ fig, axes = plt.subplots(3, 1, figsize=(3.6, 7), layout="constrained")
 correlation = {}
 for ax, (place, (table, use, label)) in zip(axes, PLACES.items(), strict=True):
     both = table[["bits_per_mask", use, "objective"]].dropna()
-    points, rng = (
-        both[["bits_per_mask", use]].to_numpy().T,
-        np.random.default_rng(0),
-    )
+    points = both[["bits_per_mask", use]].to_numpy().T
+    rng = np.random.default_rng(0)
     drawn = rng.integers(len(both), size=(2000, len(both)))
     low, high = np.nanquantile(
         [spearmanr(*points[:, rows]).statistic for rows in drawn], (0.025, 0.975)
@@ -856,9 +854,9 @@ assert judge_order(how_often) == "right"
 f"about one order in {round(1 / how_often(mnli, of['rank-share']), -1):.0f}"
 
 # %% [markdown]
-# (seeds-needed)=
-# **2. Seeds.** How many seeds decide a difference of half a point, the paper's for
-# 2D RoPE, if they scatter by one point? And by two?
+# (seeds-needed)= **2. Seeds.** How many seeds decide a difference of half a point,
+# the paper's for 2D RoPE, if the differences have a standard deviation of one
+# point? Of two?
 
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]

@@ -12,7 +12,7 @@
 #
 # The three loops of {ref}`chap-dag-naive` are right, and far too slow to train
 # with: a batch of the paper's size has more than two hundred million terms, and
-# Python would take them one by one. Here you compute the same sum without a loop
+# Python would compute them in turn. Here you compute the same sum without a loop
 # over states. One loop remains, over the targets, because each target has to wait
 # for the one before.
 #
@@ -220,7 +220,7 @@ assert value_and_gradients(by_rows, *torn)[1].isnan().any()
 # it: 20 targets, 80 states, edges and words about equally likely (`made_graph` is
 # what the benchmarks of the package use). A row of the picture is one operation,
 # and only rows have to wait for each other. Colours compare the states of one
-# row; from row to row $\log f$ falls by about nine nats, the cost of a word here.
+# row; from row to row $\log f$ falls by about ten nats, the cost of a word here.
 
 # %% mystnb={"figure": {"caption": "log f of an untrained model, filled row by row from the top, relative to the largest number of the row. White: no prefix ends there. Dashed: the cone, outside which nothing belongs to a whole path.", "name": "fig-vec-table"}, "image": {"alt": "A table of 20 targets and 80 states. Its lower left corner is white. In every row the largest numbers stand at the far right, outside the dashed cone."}} tags=["remove-input"]
 graph_20 = made_graph(Shape(1, 20, 80), False, cpu, torch.float64)
@@ -355,9 +355,9 @@ def walk(log_P_BML, log_E_BLL):
 # This is what `alignment/vectorized.py` does: $\beta$ in the forward pass, the
 # chain in the backward pass. Three log-sum-exps per target ($\alpha$, $\beta$ and
 # an edge formula) would be the obvious way. Two are enough, since the chain needs
-# no $\alpha$. The division by $\beta_{i,v}$ is built in too: the package
-# normalises each row of {eq}`eq-vec-chain` by its own sum, and a row that leads
-# nowhere stays zero.
+# no $\alpha$: one for $\beta$, and one in the backward pass, where the package
+# normalises each row of {eq}`eq-vec-chain` by its own sum instead of dividing by
+# $\beta_{i,v}$, and a row that leads nowhere stays zero.
 #
 # {numref}`fig-vec-posterior` is the walk through the graph of
 # {numref}`fig-vec-table`. There the prefixes gathered at the far right, where a
@@ -380,10 +380,11 @@ draw_table(ax, shown_ML, "log₁₀ posterior", cmap="Blues", vmin=-6, vmax=0)
 #
 # ## What the backward pass keeps in memory
 #
-# Appendix I.4 says that the programme takes little memory, and gives numbers. That
-# would not hold if autograd kept all it needs for the backward pass. PyTorch can
-# tell how much that is: `saved_tensors_hooks` is called for every tensor kept. We
-# count the memory behind these tensors, each piece once.
+# Appendix I.4 says that the dynamic programme, as this recursion is called, takes
+# little memory, and gives numbers. That would not hold if autograd kept all it
+# needs for the backward pass. PyTorch can tell how much that is:
+# `saved_tensors_hooks` is called for every tensor kept. We count the memory behind
+# these tensors, each piece once.
 
 
 # %%
@@ -409,15 +410,15 @@ def log_f_corner(log_P_BML, log_E_BLL, *counts):
 
 
 # %% [markdown]
-# Under autograd, each of the $M - 1$ log-sum-exps keeps its terms, $B L^2$
-# numbers of four bytes, its result, and two masks of one byte per state. The
-# package keeps its two inputs and $\beta$, and computes the terms a second time
-# in the backward pass. These counts are exact, to the byte:
+# Under autograd, each of the $M - 1$ log-sum-exps keeps its terms, $B L^2$ numbers
+# of four bytes, its result, and a mask of one byte per state; the mask of the start
+# is kept once. The package keeps its two inputs and $\beta$, and computes the terms
+# a second time in the backward pass. These counts are exact, to the byte:
 
 
 # %% tags=["remove-input"]
 def autograd_bytes(B, M, L):
-    """Terms (4 bytes), results (4 bytes) and two masks, for each target but one."""
+    """Terms, results (4 bytes), a mask, for each target but one; the first mask."""
     return (M - 1) * B * (4 * L * L + 4 * L + L) + L
 
 
@@ -469,10 +470,10 @@ for name, (numbers, size, paper) in memory.items():
 #
 # - The total counts $\alpha$, $\beta$ and the transitions. Training also needs the
 #   emissions and two gradients, which doubles it.
-# - Appendix I.4 counts the states of masks alone, as this book does. The released
-#   code runs the programme over the whole expanded row, boundaries included
-#   ({ref}`reproduction`): 749 states in place of 308, and transitions almost six
-#   times the size.
+# - Appendix I.4 counts the states of masks alone; the package adds the clones of
+#   [BOS] and [EOS], 316 states in all. The released code runs the recursion over
+#   the whole expanded row ({ref}`reproduction`): 749 states, and transitions almost
+#   six times the size of Appendix I.4's.
 
 # %% mystnb={"code_prompt_show": "Checked: with -1e5 in place of -inf a sentence without a path has a finite loss; the walk finds what autograd and the package find, nothing outside the cone, and in float32 sums to 1 within 2e-6; the sizes of Appendix I.4"} tags=["hide-cell", "check"]
 log_P_BML, log_E_BLL, *counts = random_graph([4], [6], seed=3)
@@ -547,7 +548,7 @@ assert whole_row == 749 and 5.9 < (whole_row / L) ** 2 < 6
 # number grows like the work. On a scale where both axes are logarithmic a power
 # is a straight line, and its slope is the exponent.
 
-# %% mystnb={"figure": {"caption": "Forward and backward pass of one sentence with four states per target, counted. Solid: operations that wait for each other. Dashed: numbers that they compute.", "name": "fig-vec-operations"}, "image": {"alt": "Three straight lines on two logarithmic axes. Operations of vectorized have slope 1, the numbers it computes slope 3, operations of the three loops slope 3."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Forward and backward pass of one sentence with four states per target, counted. Solid: operations that PyTorch starts, one after the other. Dashed: numbers that they compute.", "name": "fig-vec-operations"}, "image": {"alt": "Three straight lines on two logarithmic axes. Operations of vectorized have slope 1, the numbers it computes slope 3, operations of the three loops slope 3."}} tags=["remove-input"]
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -669,13 +670,13 @@ _ = ax.set(xlabel="terms B M L²", ylabel="forward and backward, ms")
 # On a CPU the time of `vectorized` follows the work, once there is enough of it.
 # For small graphs it is the time to start $\mathcal{O}(M)$ operations. A compiled
 # kernel can save at both ends, with fewer and larger steps, and with cheaper
-# terms. The next two sections are about the terms.
+# terms. The rest of the chapter is about the terms.
 #
 # ## Where float32 loses its digits
 #
 # Logarithms cannot underflow, but they can lose digits. A float32 number has 24
 # binary digits, at any size. A log-likelihood is a sum, and it grows with the
-# sentence: about nine nats per target at the start of training. The larger the
+# sentence: about ten nats per target at the start of training. The larger the
 # number, the coarser its last digit; and an error of $\varepsilon$ in an exponent
 # is a relative error of $\varepsilon$ in a probability.
 
@@ -894,17 +895,17 @@ _ = ax.set(xlim=(i - 4, 2 * M + 2))
 # 2. *Cone.* States that no path can visit are left out before the scale is taken.
 #    Then they cannot set it, and there is less work.
 # 3. *Proof.* These two are not enough for every graph. So to every entry that a
-#    path may use `scaled` adds a number near the smallest there is: then an entry
-#    can be too large, but never too small. Afterwards it bounds what all these
+#    path may use `scaled` adds a number near the smallest there is. An entry can
+#    then be too large, but never too small. Afterwards it bounds what all these
 #    additions can have contributed to the likelihood. If that is below $2^{-40}$ of
 #    the likelihood, the result is exact to that fraction. If not, this one sentence
 #    is computed again in log space. So underflow can cost time, but not the result.
 #
-# With these, the sentences that went wrong above come out right. The check has one
-# that needs the third answer: a state inside the cone that no edge leaves gives one
-# target $e^{800}$ times the probability that any other does. It sets the scale and
-# leads nowhere. In a batch of three the package has to be sure of the two other
-# sentences, but not of this one.
+# With these, the sentences that went wrong above come out right. The check adds a
+# sentence that needs the third: a state inside the cone that no edge leaves gives
+# one target $e^{800}$ times the probability that other states give it. This state
+# sets the scale and leads nowhere. In a batch of three the package must then be
+# sure of the other two sentences, but not of this one.
 
 # %% mystnb={"code_prompt_show": "Checked: operations are linear in M, numbers computed grow with M and with the square of L; the recorded times; errors of scaled stay below 1e-6 whatever the length; what float32 loses holds 99% of the posterior; the package is right on all of these and knows which sentence its sweeps are not sure of"} tags=["hide-cell", "check"]
 from torch.utils.flop_counter import FlopCounterMode

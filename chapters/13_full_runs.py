@@ -139,7 +139,7 @@ def show(text: str, indent: int = 0) -> None:
 
 
 # %% [markdown]
-# Tiny and full-size models have the same parts except one: the clone embedding,
+# Tiny and full-size models have the same parts except one: the clone vectors,
 # which the small recipes turn on and the paper does not have
 # ({ref}`chap-symmetric-start`).
 #
@@ -307,7 +307,7 @@ for length in (128, 512):
 # settings has 124 M. And Table 5 gives one mask ratio, 0.15, for 14 cells with five
 # ratios ({ref}`chap-repeated`).
 
-# %% mystnb={"code_prompt_show": "Checked: tiny and full size have the same parts but for the clone embedding; where the paper gives a number it is the recipe's; ExLM has 1.7 times the operations of an MLM and MLM++ 1.2 times those of ExLM; 124 M and 128 M parameters"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: tiny and full size have the same parts but for the clone vectors; where the paper gives a number it is the recipe's; ExLM has 1.7 times the operations of an MLM and MLM++ 1.2 times those of ExLM; 124 M and 128 M parameters"} tags=["hide-cell", "check"]
 from exlm_mini.config import SpecialIds
 from exlm_mini.training.parts import make_model
 
@@ -457,20 +457,20 @@ for device, record in recorded:
     print(f"{speed:12,.0f} tokens/s {work_rate:9.1e} FLOP/s")
 
 # %% [markdown]
-# The H100 runs far below its limit. Its speed here is that of one step repeated;
-# the encoder's kernels are busy for less than half of that time, and most of the
-# rest seems to be Python starting kernels. In the first steps of a run, whose
-# batches all differ in shape, a step took two to four times as long; most likely
-# memory was allocated anew, and cuDNN's attention prepared itself for every new
-# shape. `pretrain` now avoids both. One micro-batch of 64,000 tokens in place of
-# four (`train.micro_batch_tokens`) starts fewer kernels and made the steps of a run
-# twice as fast, at 22 GiB. This is where the time of the repeated step goes, in
-# milliseconds:
+# The H100 runs far below its limit, the 989 TFLOP/s of its data sheet (bf16). Its
+# speed here is that of one step repeated; the encoder's kernels are busy for less
+# than half of that time, and most of the rest seems to be Python starting kernels.
+# In the first steps of a run, whose batches all differ in shape, a step took two to
+# four times as long; most likely memory was allocated anew, and cuDNN's attention
+# prepared itself for every new shape. `pretrain` now avoids both. One micro-batch
+# of 64,000 tokens in place of four (`train.micro_batch_tokens`) starts fewer
+# kernels and made the steps of a run twice as fast, at 22 GiB. This is where the
+# time of the repeated step goes, in milliseconds:
 
 # %% tags=["remove-input"]
 print(f"{'':18} forward  backward")
 for part, spent in whole_steps["exlm"]["gpu_ms"].items():
-    print(f"{part:18}{spent['forward_ms']:8.1f}{spent['backward_ms']:10.1f}")
+    print(f"{part:18}{spent['forward_ms']:8.2f}{spent['backward_ms']:10.2f}")
 for objective in ("exlm", "mlm"):
     milliseconds = whole_steps[objective]["median_ms"]
     print(f"whole step, {objective:6}{milliseconds:8.0f}")
@@ -607,19 +607,19 @@ assert len(prepared) == 3
 # the original was withdrawn, and no licence covers the copies. The 19 million
 # molecules of the paper lie in an archive of 115 GB together with their
 # conformers; the recipe takes ZINC instead. To use BookCorpus all the same, ask for
-# it by a name that says so, which the refusal tells:
+# it by the name that the error message gives:
 
 # %%
 code, _, told = command("prepare --source wikipedia --source bookcorpus --dry-run")
-assert code == 2  # a mistake of the user, told in one line
+assert code == 2  # a mistake of the user, reported in one line
 show(told)
 
 # %% [markdown]
 # `--dry-run` also tells how much data there is, without a download. The table
 # divides it by a rate: about 0.7 million tokens a second of English and 0.19
-# million of molecules, which RDKit cleans on the way. Both were measured on one
-# core of one machine, so the hours are approximate. All cores work (`--workers`);
-# the download comes on top.
+# million of molecules, which RDKit cleans on the way. Both were measured once, on
+# one core, and not recorded, so the hours are approximate. All cores work
+# (`--workers`); the download comes on top.
 
 # %% tags=["remove-input"]
 RATE = {"text": 0.7e6, "smiles": 0.19e6}  # tokens per second and core, measured
@@ -834,9 +834,9 @@ assert losses[0] == losses[1] and len(losses[0]) == 40
 f"{num_compared:,} numbers are the same"
 
 # %% [markdown]
-# Now we flip one bit in the newest checkpoint, as a bad disk does. Safetensors,
-# the format of the file, does not notice. The package refuses the file by name
-# and takes the checkpoint before it.
+# Now we flip one bit in the newest checkpoint, as a failing disk might.
+# Safetensors, the format of the file, does not notice. The package refuses the file
+# by name and takes the checkpoint before it.
 
 # %%
 file = work / "stopped" / LAST / "model.safetensors"

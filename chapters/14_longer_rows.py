@@ -10,11 +10,11 @@
 # (chap-longer-rows)=
 # # What the longer rows cost
 #
-# ExLM's encoder reads every [MASK] $k$ times ({ref}`chap-expansion`). This
-# chapter counts what that costs a training step, why $k = 4$ states make it 1.7
-# times as costly as an MLM's and not four times, and how to lower the cost. It also
-# says why the package masks a fixed number of tokens in each row, and describes two
-# defects of the released code.
+# ExLM's encoder reads every [MASK] $k$ times ({ref}`chap-expansion`). This chapter
+# counts what that costs a training step. It explains why, with $k = 4$, a step
+# costs 1.7 times as much as an MLM's and not four times, and how to lower the cost.
+# It also says why the package masks a fixed number of tokens in each row, and
+# describes two defects of the released code.
 #
 # **You will know afterwards** which part of the model the extra operations go to.
 #

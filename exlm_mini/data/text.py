@@ -155,8 +155,8 @@ def csv_rows(path: Path, stream: Iterable[bytes]) -> Iterator[list[str]]:
     for number, row in enumerate(filled):
         if len(row) != len(header):  # such as the last one of a file that was cut off
             raise UserError(
-                f"{path} row {number} (from 0) has {len(row)} fields, the header {len(header)}; "
-                "mend it"
+                f"{path} row {number} (from 0) has {len(row)} fields, the header {len(header)}, "
+                f"with {mark!r} between them; mend it"
             )
         yield row
 
