@@ -288,17 +288,22 @@ assert len(filled) == 14
 # column upwards. In the first four rows below only the unreal tokens change, in the
 # last four only the lost words:
 #
-# | [MASK] | lost | MNLI (%) | entropy (bits) | |---|---|---|---| | 15% | 15% | 83.6
-# | 2.78 | | 38.7% | 15% | 83.1 | 2.30 | | 62.2% | 15% | 83.2 | 1.77 | | 78.9% | 15%
-# | 82.8 | 1.76 | | 78.9% | 38.7% | 82.6 | 3.35 | | 78.9% | 62.2% | 81.3 | 5.48 | |
-# 78.9% | 78.9% | 79.6 | 7.26 |
+# | [MASK] | lost | MNLI (%) | entropy (bits) |
+# |---|---|---|---|
+# | 15% | 15% | 83.6 | 2.78 |
+# | 38.7% | 15% | 83.1 | 2.30 |
+# | 62.2% | 15% | 83.2 | 1.77 |
+# | 78.9% | 15% | 82.8 | 1.76 |
+# | 78.9% | 38.7% | 82.6 | 3.35 |
+# | 78.9% | 62.2% | 81.3 | 5.48 |
+# | 78.9% | 78.9% | 79.6 | 7.26 |
 #
 # The accuracy after fine-tuning on MNLI, a task on pairs of sentences (Figure 3),
-# falls by 0.8 points while [MASK] grows
-# from 15% to 78.9%, and by 3.2 while the lost words do. The entropy of the
-# predictions (Figure 5), the model's uncertainty about a lost word, falls by one
-# bit along the line and rises by more than five along the column. On the four tasks
-# of Appendix F, accuracy varies 1.5 to 4 times as much along the column.
+# falls by 0.8 points while [MASK] grows from 15% to 78.9%, and by 3.2 while the
+# lost words do. The entropy of the predictions (Figure 5), the model's uncertainty
+# about a lost word, falls by one bit along the line and rises by more than five
+# along the column. On the four tasks of Appendix F, accuracy varies 1.5 to 4 times
+# as much along the column.
 # {numref}`fig-paper-curves` has all 14 models. At 2.25% lost, every line is below
 # its best, presumably because so few lost words leave little to learn.
 

@@ -794,8 +794,8 @@ assert paid["downstream"].max() < others["downstream"].max() - 5
 # - On molecules with the paper's masks the edges stay unused and an MLM of equal
 #   cost is ahead; the hidden symbols tell little about each other. With spans
 #   hidden, a grown ExLM is half a bit of ten ahead at equal cost, and more of the
-#   molecules that it fills in in one pass can be read, if the best of 16
-#   paths is kept. Which edges it has is shown to matter; that it grows is not.
+#   molecules that it fills in in one pass can be read, if the best of 16 paths is
+#   kept. Which edges it has is shown to matter; that it grows is not.
 # - Without start-up aids ExLM stays at the floor of an MLM at this size. Larger
 #   batches and wider layers do not replace the aids.
 # - 2D RoPE matters as soon as the number of masks changes. Training finds

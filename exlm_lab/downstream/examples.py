@@ -56,7 +56,7 @@ Tables = list[tuple[str, int]]
 
 # ---- targets ----
 
-_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+_DECIMAL_COMMA = re.compile(r"[-+−]?\d+,\d+")
 
 
 def place(tables: Tables, row: int) -> tuple[str, int]:
@@ -121,13 +121,16 @@ def _encode(
     if not is_there.any():
         raise UserError(f"{source}: {target} holds no answer; name another")
     is_number = np.isfinite(numbers)
-    has_comma = np.array([bool(_DECIMAL_COMMA.fullmatch(word)) for word in words])
-    if task.kind in (None, "numbers") and 2 * times[has_comma].sum() > times[is_there].sum():
-        raise UserError(
-            f"{source}: '{target}' holds numbers such as '{words[has_comma.argmax()]}'; write them "
-            "with a point"
-        )
     is_numeric = times[is_number].sum() >= (1 - MOST_WRONG) * times[is_there].sum()
+    has_comma = np.array([bool(_DECIMAL_COMMA.fullmatch(word)) for word in words])
+    is_all_numeric = (
+        times[is_number | has_comma].sum() >= (1 - MOST_WRONG) * times[is_there].sum()
+    )
+    if task.kind in (None, "numbers") and is_all_numeric and not is_numeric:
+        raise UserError(
+            f"{source}: '{target}' holds '{words[has_comma.argmax()]}'; write decimals with a "
+            "point and thousands without a mark, or, if it is a word, give --kind classification"
+        )
     is_yes_no = is_numeric and bool(np.isin(numbers[is_number], (0, 1)).all())
     kind, classes = task.kind, task.classes
     if kind is None:

@@ -157,9 +157,7 @@ def plan(
         f"{len(settings)} setting(s), {len(seeds)} seed(s), {num_runs} run(s) "
         f"of {min(steps):,} to {max(steps):,} steps, about {in_words(seconds)} on {device}"
     )
-    notes = (
-        f"{name} {json.dumps(note, ensure_ascii=False)}" for name, note in problem.notes.items()
-    )
+    notes = (f"{name} {json.dumps(note)}" for name, note in problem.notes.items())
     return [f"{problem.task.name}: {line}" for line in (work, *notes)]
 
 

@@ -90,14 +90,14 @@ def save_model(
         "pretrained_sha256": pretrained.sha256,
         "problem_sha256": problem.sha256,
     }
-    model.config.auto_map = AUTO_MAPS["config.json"]
+    model.config.auto_map = dict(AUTO_MAPS["config.json"])
     model.save_pretrained(directory)
     # Weights are written for their owner alone.
     (directory / "model.safetensors").chmod((directory / "config.json").stat().st_mode)
     tokenizer = tokenizer_for(pretrained.tokenizer, pretrained.config.longest_text(num_columns))
     cleaning = problem.notes.get("cleaning", {})
     tokenizer.init_kwargs |= {
-        "auto_map": AUTO_MAPS["tokenizer_config.json"],
+        "auto_map": dict(AUTO_MAPS["tokenizer_config.json"]),
         **({"cleaning": cleaning} if any(cleaning.values()) else {}),
     }
     tokenizer.save_pretrained(directory)

@@ -113,7 +113,7 @@ def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
     if not path.exists():
         raise UserError(
             f"{directory} holds no corpus; make one there with python -m exlm_mini.prepare (the "
-            "file of a recipe begins with its command), or give another directory"
+            "file of a recipe, or of its base, begins with its command), or give another directory"
         )
     stored = read_json(path)
     for name in ("data.kind", "data.grammar") if data.kind == "toy" else ("data.kind",):

@@ -25,15 +25,16 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from exlm_mini.config import SpecialIds
+from exlm_mini.config.checks import JOINERS
 from exlm_mini.data.tokenizer import SMILES_SYMBOL, Tokenizer
 
 _SYMBOL = re.compile(SMILES_SYMBOL)
 _MARKS = "".join(
-    c for c in map(chr, range(0x300, 0x20000)) if unicodedata.category(c)[0] == "M"
+    c for c in map(chr, range(0x300, 0x10000)) if unicodedata.category(c)[0] == "M"
 )
 """On letters, such as accents and vowel signs; ``\\w`` leaves them out."""
-# Two joiners shape letters within a word. A token may be a part of a letter, which has no text.
-_WORD = re.compile(f"[\\w{_MARKS}\u200c\u200d\ufffd]+")
+# A token may be a part of a letter, which has no text.
+_WORD = re.compile(f"[\\w{_MARKS}{JOINERS}\ufffd]+")
 
 
 class Units:

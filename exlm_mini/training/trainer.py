@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from exlm_mini.config import ModelConfig, RunConfig
+from exlm_mini.config import DataConfig, ModelConfig, RunConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.packs import Pack
 from exlm_mini.training.beside_weights import beside_weights
@@ -303,16 +303,20 @@ class Trainer:
         """Start with the weights of another run, of an MLM or of this objective, see
         ``train.start_from``. Its moments are kept, too, unless an MLM grows."""
         state, path = checkpoint.state, checkpoint.path
-        data, ours = state["config"]["data"], asdict(self.config.data)
-        is_same = all(tuple(data[n] or ()) == tuple(ours[n] or ()) for n in ("kind", "source"))
-        is_split_here = data["kind"] != "toy" and data["pack"] is ours["pack"] is None
-        seed = state["config"]["seed"]
-        if is_same and is_split_here and seed != self.config.seed:
-            raise UserError(
-                f"{path} learned from rows that this run holds out: which they are hangs on the "
-                f"seed, {seed} there; prepare the data once and give both runs --data.pack, or "
-                f"give --seed {seed}"
-            )
+        data, ours = DataConfig(**state["config"]["data"]), self.config.data
+        is_same = (data.kind, data.source) == (ours.kind, ours.source) and ours.kind != "toy"
+        held_out_by = {
+            "seed": (state["config"]["seed"], self.config.seed),
+            "data.validation_share": (data.validation_share, ours.validation_share),
+            "data.max_documents": (data.max_documents, ours.max_documents),
+        }
+        for name, (theirs, mine) in held_out_by.items():
+            if is_same and data.pack is ours.pack is None and theirs != mine:
+                raise UserError(
+                    f"{path} learned from rows that this run holds out, because its {name} is "
+                    f"{theirs} and not {mine}; prepare the data once and give both runs "
+                    "--data.pack"
+                )
         if state["tokenizer_sha256"] != self.train_pack.tokenizer_sha256:
             raise UserError(
                 f"{path} was trained with another tokenizer; prepare the data with its "

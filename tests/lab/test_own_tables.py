@@ -246,7 +246,7 @@ def test_few_wrong_cells_are_left_out_and_named_many_are_refused():
         ({"x": ["1e40", "2"] * 20}, ("row 0", "'1e40'", "below 1e+30")),
         ({"x": ["0.1", ""] * 20}, ("'x' holds only '0.1'",)),
         ({"x": ["yes", ""] * 20}, ("'x' holds only 'yes'",)),
-        ({"x": ["1,5", "-2,25"] * 20}, ("numbers such as '1,5'", "with a point")),
+        ({"x": ["1,5", "-2", "0", "3"] * 10}, ("'x' holds '1,5'", "with a point")),
     ],
 )
 def test_targets_that_make_no_task_are_refused(columns, parts):

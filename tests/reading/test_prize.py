@@ -85,7 +85,7 @@ def test_in_turn_has_the_chains_of_its_step():
 def test_the_prize_is_the_mean_of_all_rows_without_dropout(is_training, monkeypatch):
     batches = [ragged_batch(), ROWS[0]]
     monkeypatch.setattr(prize, "validation_batches", lambda *_: iter(batches))
-    model, sums, use_k = exlm(replace(LINKED["spans"], dropout=0.5)), torch.zeros(4), 0.0
+    model, sums, use_k = exlm(replace(LINKED["spans"], dropout=0.5)), 0.0, 0.0
     with torch.no_grad():
         for batch in batches:
             alone_S, joint_B, own_use_k = at_once(model, batch, 0.25)
@@ -93,7 +93,7 @@ def test_the_prize_is_the_mean_of_all_rows_without_dropout(is_training, monkeypa
                 in_turn(model, batch, turns(batch.is_masked_BN), 0.25).sum()
                 for turns in (from_left, every_other)
             )
-            sums += torch.stack([alone_S.sum(), *turned, joint_B.sum()])
+            sums = sums + torch.stack([alone_S.sum(), *turned, joint_B.sum()])
             use_k = use_k + own_use_k
     found = prize.measure_prize(model.train(is_training), None, None, chain_share=0.25)
     assert found.num_rows == 4 and model.training is is_training

@@ -65,14 +65,17 @@ def _find(name: str, kind: Kind, folder: Path = Path()) -> tuple[Path, str]:
 
 
 def _with_base(path: Path, kind: Kind, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The settings of a recipe over those of its base."""
-    settings = read_settings(path)
+    """The settings of a recipe over those of its base; ``above`` are recipes that stand on it."""
+    settings, above = read_settings(path), (*above, path.resolve())
     if (base := settings.pop("base", None)) is None:
         return settings
-    below = _find(str(base), kind, path.parent)[0]
-    if below in (*above, path):
+    below = _find(str(base), kind, path.parent)[0].resolve()
+    if below in above:
         raise UserError(f"{below} is the base of its own base")
-    return _over(_with_base(below, kind, (*above, path)), settings)
+    try:
+        return _over(_with_base(below, kind, above), settings)
+    except UserError as error:
+        raise UserError(f"its base {below}: {error}") from error
 
 
 def _over(below: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
