@@ -25,7 +25,8 @@
       return { x, y: LINE + 4 + row * PITCH_Y - above, half, row };
     });
     const last = places[places.length - 1];
-    return { places, width, height: Math.ceil(last.y + last.half + 4) };
+    const below = counts[S + 1] > 1 ? 40 : 4; // where edges between its clones are drawn
+    return { places, width, height: Math.ceil(last.y + last.half + below) };
   }
 
   function edgeOf(key, a, b, p) {
