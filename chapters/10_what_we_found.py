@@ -854,9 +854,9 @@ assert judge_order(how_often) == "right"
 f"about one order in {round(1 / how_often(mnli, of['rank-share']), -1):.0f}"
 
 # %% [markdown]
-# (seeds-needed)= **2. Seeds.** How many seeds decide a difference of half a point,
-# the paper's for 2D RoPE, if the differences have a standard deviation of one
-# point? Of two?
+# (seeds-needed)=
+# **2. Seeds.** How many seeds decide a difference of half a point, the paper's for
+# 2D RoPE, if the differences have a standard deviation of one point? Of two?
 
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]

@@ -664,7 +664,7 @@ assert TILE == 32 and TILE % COLUMNS == 0 and ROWS % TILE == 0
 print(f"tiles of {TILE} states, {ROWS} targets at a time, {SWEEP_THREADS} threads")
 
 # %% [markdown]
-# Five kernels do the work. In this table a row is a sentence of the batch:
+# Five kernels do the work; a row is a sentence of the batch:
 #
 # | kernel | a block is | a thread is | what it does |
 # |---|---|---|---|
@@ -738,9 +738,8 @@ right.set_ylabel("targets")
 right.grid(False)
 
 # %% [markdown]
-# Little is done between barriers, so their number is worth counting. For a tile
-# there are two per earlier tile, one before the triangle, one for each stage, and
-# one at the end.
+# Little is done between barriers, so we count them. For a tile there are two per
+# earlier tile, one before the triangle, one for each stage, and one at the end.
 
 
 # %% tags=["remove-input"]
@@ -990,19 +989,18 @@ table.set_index("B, M, L").round(2)
 # Called from Python, they are three times as fast at the paper's shape as
 # DA-Transformer's best configuration, which was timed only that way. A call of
 # PyTorch's operator took 0.3 to 1.1 ms more than its kernels, too much for small
-# graphs; the package now avoids this, but the table was measured before. With 1,400
-# short rows, a batch of molecules, ours are slower, probably because a thread of
-# the sweep needs many registers: then a multiprocessor holds one block at a time,
-# and 2,800 queue for 132 places.
+# graphs; the package has since avoided this. On 1,400 short rows of molecules ours
+# are slower, probably because a thread of the sweep needs many registers: then a
+# multiprocessor holds one block at a time, and 2,800 queue for 132 places.
 #
 # The plain kernel takes twice as long as ours at the paper's shape, four times as
-# long at 1,024 states, and half as long on the molecules. Its gradients, from
-# float32 logarithms like DA-Transformer's, are off by up to 4 in 10,000 of the
-# largest, ours by less than one in a million. Another kernel, of 200 lines, starts
-# a grid for each target and keeps an exponent for each state. It is nearly as exact
-# as ours, as fast at 1,024 states, five times as fast on the molecules, 2.6 times
-# as slow at the paper's shape. In a training step it hardly matters which one runs:
-# in the paper's molecular model the programme takes less than a hundredth of it
+# long at 1,024 states, half as long on the molecules. Its gradients, from float32
+# logarithms like DA-Transformer's, are off by up to 4 in 10,000 of the largest,
+# ours by less than one in a million. Another kernel, of 200 lines, starts a grid
+# for each target and keeps an exponent for each state. It is nearly as exact as
+# ours, as fast at 1,024 states, five times as fast on the molecules, 2.6 times as
+# slow at the paper's shape. In a training step it hardly matters which one runs: in
+# the paper's molecular model the programme takes less than a hundredth of it
 # ({ref}`chap-full-runs`).
 #
 # ## In a model of your own
@@ -1022,10 +1020,8 @@ counts = {
     "num_targets": torch.tensor([6, 4, 5]),
     "num_states": torch.tensor([24, 20, 9]),
 }
-is_forward_LL = torch.ones(L, L).triu(1).bool()
-is_edge_BLL = is_forward_LL & (
-    torch.arange(L) < counts["num_states"][:, None, None]
-)
+is_edge_BLL = torch.ones(B, L, L).bool().triu(1)
+is_edge_BLL &= torch.arange(L) < counts["num_states"][:, None, None]
 # Not -inf: no edge leaves the last state.
 score_BLL = torch.randn(B, L, L, generator=rng).masked_fill(~is_edge_BLL, -1e9)
 log_E_BLL = score_BLL.log_softmax(-1)
