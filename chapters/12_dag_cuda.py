@@ -990,17 +990,17 @@ table.set_index("B, M, L").round(2)
 # DA-Transformer's best configuration, which was timed only that way. A call of
 # PyTorch's operator took 0.3 to 1.1 ms more than its kernels, too much for small
 # graphs; the package has since avoided this. On 1,400 short rows of molecules ours
-# are slower, probably because a thread of the sweep needs many registers: then a
+# are slower, probably because a thread of the sweep needs many registers: a
 # multiprocessor holds one block at a time, and 2,800 queue for 132 places.
 #
 # The plain kernel takes twice as long as ours at the paper's shape, four times as
 # long at 1,024 states, half as long on the molecules. Its gradients, from float32
 # logarithms like DA-Transformer's, are off by up to 4 in 10,000 of the largest,
-# ours by less than one in a million. Another kernel, of 200 lines, starts a grid
-# for each target and keeps an exponent for each state. It is nearly as exact as
-# ours, as fast at 1,024 states, five times as fast on the molecules, 2.6 times as
-# slow at the paper's shape. In a training step it hardly matters which one runs: in
-# the paper's molecular model the programme takes less than a hundredth of it
+# ours by less than one in a million. Another, of 200 lines, starts a grid for each
+# target and keeps an exponent for each state. It is nearly as exact as ours, as
+# fast at 1,024 states, five times as fast on the molecules, 2.6 times as slow at
+# the paper's shape. In a training step it hardly matters which one runs: in the
+# paper's molecular model the programme takes less than a hundredth of it
 # ({ref}`chap-full-runs`).
 #
 # ## In a model of your own
