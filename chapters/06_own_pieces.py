@@ -202,7 +202,7 @@ class ExLM(nn.Module):
 from exlm_mini.config import ModelConfig, SpecialIds
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.model import ExLM as PackageExLM
-from exlm_mini.model.objectives import log_likelihood
+from exlm_mini.model.answers import log_likelihood
 
 language = grammar("pairs")
 V = len(vocabulary(language))

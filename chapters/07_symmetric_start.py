@@ -631,7 +631,7 @@ assert mlm.between(5.4, 5.6).all()
 # %% mystnb={"code_prompt_show": "Checked: your chains are the package's, and its ExLM with your vectors finds your bits"} tags=["hide-cell", "check"]
 from exlm_mini.config import SpecialIds
 from exlm_mini.model import ExLM as PackageExLM
-from exlm_mini.model.objectives import log_likelihood
+from exlm_mini.model.answers import log_likelihood
 from exlm_mini.model.transition import parallel_chains
 
 size = {"num_layers": 1, "width": 32, "num_heads": 2, "ffn_width": 128}

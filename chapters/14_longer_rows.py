@@ -63,8 +63,8 @@ import torch
 
 from exlm_mini.config import ModelConfig, SpecialIds
 from exlm_mini.model import ExLM
+from exlm_mini.model.answers import log_likelihood
 from exlm_mini.model.expansion import expand_masks
-from exlm_mini.model.objectives import log_likelihood
 
 _ = torch.set_num_threads(1)
 PAD, BOS, EOS, _, _, MASK = SpecialIds()

@@ -42,7 +42,6 @@ from exlm_mini.data.toy import Grammar
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import nats_to_bits
-from exlm_mini.reading.decoding import log_fit, visits
 from exlm_mini.reading.filling import measure_fillings
 from exlm_mini.reading.prize import measure_prize
 from exlm_mini.training.parts import make_masker
@@ -236,9 +235,9 @@ def _read_batch(
     if isinstance(model, ExLM):
         reading = read_rows(model, batch)
         log_p_RkV = reading.log_token_RV.unsqueeze(1)
-        if reading.scores.log_transition_BLL is not None:
-            values["length"] = nats_to_bits(-log_fit(reading.scores))
-            values["clone_use"] = reading.scores.graph.of_masks(visits(reading.scores))
+        if reading.scores.is_linked:
+            values["length"] = nats_to_bits(-reading.scores.log_fit())
+            values["clone_use"] = reading.scores.graph.of_masks(reading.scores.visits())
         if model.config.states_per_mask > 1:
             token_RkV = reading.scores.graph.of_masks(reading.log_token_BLV).exp()
             values["specialisation"] = states.pairwise_divergence_bits(token_RkV)
@@ -258,7 +257,7 @@ def _read_batch(
         zeros_B = values["cross_entropy"].new_zeros(len(token_ids_BN))
         values["bits"] = zeros_B.index_add(0, row_R, values["cross_entropy"])
     elif contexts is None or language is None:
-        values["bits"] = nats_to_bits(-reading.log_joint(target_ids_R))
+        values["bits"] = nats_to_bits(-reading.scores.log_joint(target_ids_R))
     else:
         values["bits"] = _expected_bits(reading, contexts, language.token_ids_W, seed)
     return values
@@ -296,7 +295,7 @@ def _expected_bits(
     excess_B = torch.zeros_like(joint_bits_B)
     for word_ids_SN in contexts.sample(NUM_FILLINGS, seed):
         token_ids_R = torch.from_numpy(token_ids_W[word_ids_SN[contexts.is_masked_SN]])
-        model_bits_B = nats_to_bits(-reading.log_joint(token_ids_R.to(device))).cpu()
+        model_bits_B = nats_to_bits(-reading.scores.log_joint(token_ids_R.to(device))).cpu()
         excess_B += model_bits_B - torch.from_numpy(contexts.surprise_bits(word_ids_SN))
     return joint_bits_B + excess_B / NUM_FILLINGS
 

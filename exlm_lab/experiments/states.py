@@ -17,31 +17,21 @@ from torch import Tensor
 
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM
-from exlm_mini.model.guesses import masks_alone, one_pass, states_alone
-from exlm_mini.model.objectives import StateScores
-from exlm_mini.reading import decoding
+from exlm_mini.model.answers import StateScores
 
 
 class RowReading(NamedTuple):
     """The states of some rows, and the scores of their actual words; all float64."""
 
-    log_token_BLV: Tensor
-    """log P_u(w) in nats; meaningless beyond the states of a row."""
     log_token_RV: Tensor
     """log P(w) of each mask by itself, in nats. ``ctc`` gives part of its probability to several
     tokens in one mask: that part is dropped and the rest renormalised."""
     scores: StateScores
-    unk: int
-    """Id of the unknown token, the blank of ``ctc``."""
 
-    def log_joint(self, token_ids_R: Tensor) -> Tensor:
-        """log P(tokens in the masks | context) of each row, summed over paths; (B,) in nats."""
-        target_ids_BM = self.scores.graph.target_ids_BM
-        target_ids_BM = target_ids_BM.masked_scatter(self.scores.graph.is_mask_BM, token_ids_R)
-        is_ctc = self.scores.log_transition_BLL is None
-        is_blank_BM = target_ids_BM == self.unk if is_ctc else None
-        scores = self.scores._replace(is_blank_BM=is_blank_BM)
-        return decoding.log_joint(scores, self.log_token_BLV, target_ids_BM)
+    @property
+    def log_token_BLV(self) -> Tensor:
+        """log P_u(w) in nats; meaningless beyond the states of a row."""
+        return self.scores.log_token_BLV
 
 
 @torch.no_grad()
@@ -52,20 +42,11 @@ def read_rows(model: ExLM, batch: MaskedBatch) -> RowReading:
         model: in evaluation mode.
         batch: on the device of the model. Needs memory for B x L x V numbers.
     """
-    scores = one_pass(model, batch)
-    assert isinstance(scores, StateScores)
-    log_token_RV = masks_alone(model, scores).double()
-    log_transition_BLL = scores.log_transition_BLL
-    if log_transition_BLL is None:
+    scores = model.answer(batch)
+    log_token_RV = scores.log_token_SV.double()
+    if not scores.is_linked:
         log_token_RV = log_token_RV.log_softmax(dim=1)
-    else:
-        log_transition_BLL = log_transition_BLL.double()
-    log_emission_BML = scores.log_emission_BML.double()
-    scores = scores._replace(
-        log_emission_BML=log_emission_BML, log_transition_BLL=log_transition_BLL
-    )
-    log_token_BLV = states_alone(model, scores).double()
-    return RowReading(log_token_BLV, log_token_RV, scores, model.special_ids.unk)
+    return RowReading(log_token_RV, scores.double())
 
 
 def pairwise_divergence_bits(p_kV: Tensor) -> Tensor:

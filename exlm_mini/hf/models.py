@@ -38,13 +38,6 @@ from exlm_mini.hf.config import ExLMConfig
 from exlm_mini.hf.tokenizer import ExLMTokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
-from exlm_mini.model.guesses import masks_alone, one_pass
-from exlm_mini.model.objectives import (
-    StateScores,
-    log_likelihood,
-    mlm_loss,
-    states_alignment_loss,
-)
 from exlm_mini.reading.decoding import read_row
 
 LOGGER = logging.get_logger(__name__)
@@ -171,27 +164,17 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         token_ids_BN = target_ids_BN = self.rows(input_ids, attention_mask)
         if labels is not None:
             target_ids_BN = torch.where(is_masked_BN, labels, token_ids_BN)
-        batch, copies = (
-            MaskedBatch(token_ids_BN, is_masked_BN, target_ids_BN),
-            self.config.num_copies,
-        )
-        said = one_pass(self.exlm, batch, self.config.chain_share, copies)
-        logits = None
-        if isinstance(said, StateScores):
+        batch = MaskedBatch(token_ids_BN, is_masked_BN, target_ids_BN)
+        said = self.exlm.answer(batch, self.config.chain_share, self.config.num_copies)
+        loss = logits = None
+        if labels is not None:
             # A row without masks would count as its path from [BOS] to [EOS].
-            is_plain_B = ~is_masked_BN.any(dim=1)
-            loss = states_alignment_loss(
-                log_likelihood(said).masked_fill(is_plain_B, -torch.inf),
-                said.is_scored_BM.sum(dim=1),
-                on_no_path="skip",
-            )
-        else:
-            loss = mlm_loss(said, target_ids_BN[is_masked_BN].repeat_interleave(copies))
+            loss = said.scored(is_left_out_B=~is_masked_BN.any(dim=1)).loss
         if not self.training:
-            log_token_SV = masks_alone(self.exlm, said, copies)
+            log_token_SV = said.log_token_SV
             logits = log_token_SV.new_zeros(*input_ids.shape, self.config.vocab_size)
             logits[is_masked_BN] = log_token_SV
-        return MaskedLMOutput(loss=None if labels is None else loss, logits=logits)
+        return MaskedLMOutput(loss=loss, logits=logits)
 
     @torch.no_grad()
     def fill(

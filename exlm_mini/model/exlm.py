@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from exlm_mini.config import ModelConfig, SpecialIds
-from exlm_mini.data.masking import repeat_tokens
+from exlm_mini.data.masking import MaskedBatch, repeat_tokens
+from exlm_mini.model.answers import MaskScores, StateScores
 from exlm_mini.model.emission import VocabularyHead
 from exlm_mini.model.encoder import Encoder, initialise
 from exlm_mini.model.expansion import Expanded, StateGraph, expand, expand_masks, gather_states
-from exlm_mini.model.objectives import StateScores
 from exlm_mini.model.transition import blend, make_transition, parallel_chains
 
 
@@ -46,6 +46,18 @@ class MaskedLM(nn.Module):
         hidden_BND = self.encode(masked_ids_BN)
         hidden_SD = hidden_BND[is_masked_BN[:, : hidden_BND.shape[1]]]
         return self.head.logits(hidden_SD, self.encoder.embedding.weight)
+
+    def answer(
+        self, batch: MaskedBatch, chain_share: float = 0.0, num_copies: int = 1
+    ) -> MaskScores:
+        """What the model says of a batch.
+
+        Args:
+            num_copies: of every token, for a batch that is not repeated yet.
+        """
+        rows = (repeat_tokens(part_BN, num_copies) for part_BN in batch[:2])
+        target_ids_S = batch.token_ids_BN[batch.is_masked_BN]
+        return MaskScores(self(*rows), batch.is_masked_BN, target_ids_S, num_copies)
 
 
 class ExLM(nn.Module):
@@ -107,6 +119,12 @@ class ExLM(nn.Module):
         hidden_BTD, graph = self.encode(masked_ids_BN, is_masked_BN, token_ids_BN)
         return self.score(self.states(hidden_BTD, graph), graph, chain_share)
 
+    def answer(
+        self, batch: MaskedBatch, chain_share: float = 0.0, num_copies: int = 1
+    ) -> StateScores:
+        """What the model says of a batch, as ``forward``."""
+        return self(*batch, chain_share)
+
     def states(self, hidden_BTD: Tensor, graph: StateGraph) -> Tensor:
         """state_BLD: the hidden states of the graph, plus the clone embedding if there is one."""
         state_BLD = gather_states(hidden_BTD, graph)
@@ -118,18 +136,10 @@ class ExLM(nn.Module):
         """The second half of ``forward``: link the states and score the targets."""
         log_transition_BLL = self._link(state_BLD, graph, chain_share)
         log_emission_BML, log_blank_BL = self._emit(state_BLD, graph)
-        is_blank_BM = None
-        if log_blank_BL is not None:
-            is_blank_BM = graph.target_ids_BM == self.special_ids.unk
+        is_scored_BM = self._is_scored(graph)
         return StateScores(
-            log_emission_BML,
-            log_transition_BLL,
-            log_blank_BL,
-            is_blank_BM,
-            graph,
-            self._is_scored(graph),
-            state_BLD,
-        )
+            log_emission_BML, log_transition_BLL, log_blank_BL, graph, is_scored_BM, state_BLD, self
+        )  # fmt: skip
 
     def token_logits(self, state_BLD: Tensor) -> Tensor:
         """token_logits_BLV of any states, for reading the model; training never needs them."""

@@ -17,13 +17,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment import dag_log_likelihood, posteriors, viterbi
 from exlm_mini.config import SpecialIds
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.guesses import masks_alone, one_pass, states_alone
-from exlm_mini.model.objectives import StateScores, log_likelihood
+from exlm_mini.model.answers import StateScores
 
 
 class States(NamedTuple):
@@ -102,51 +100,6 @@ def top_tokens(
     return token_ids_XV[:, :count], log_token_XV[:, :count].exp()
 
 
-def log_joint(scores: StateScores, log_token_BLV: Tensor, target_ids_BM: Tensor) -> Tensor:
-    """log P(these tokens in the masks together | context) of each row, (B,), over all paths.
-
-    Args:
-        scores: of the row, whatever its targets were.
-        log_token_BLV: log P_u(w) of the states, in nats.
-        target_ids_BM: int64, those of the boundaries do not count.
-    """
-    index_BLM = target_ids_BM.unsqueeze(1).expand(-1, log_token_BLV.shape[1], -1)
-    log_emission_BML = log_token_BLV.gather(2, index_BLM).transpose(1, 2)
-    return log_likelihood(scores._replace(log_emission_BML=log_emission_BML), False)
-
-
-def best_path(scores: StateScores, log_best_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """path_BM and its log-probability, (B,), for the likeliest token of each state.
-
-    Args:
-        log_best_BL: log-probability of a state's token.
-    """
-    # Boundaries cost nothing: their emissions are left out.
-    log_best_BML = log_best_BL.unsqueeze(1).expand_as(scores.log_emission_BML)
-    log_best_BML = log_best_BML.masked_fill(scores.graph.is_boundary_BM.unsqueeze(2), 0.0)
-    return viterbi(log_best_BML, *links_of(scores))
-
-
-def links_of(scores: StateScores) -> tuple[Tensor, Tensor, Tensor]:
-    """The last three arguments of the functions of ``alignment``, for states with edges."""
-    assert scores.log_transition_BLL is not None
-    return scores.log_transition_BLL, scores.graph.num_targets_B, scores.graph.num_states_B
-
-
-def log_fit(scores: StateScores) -> Tensor:
-    """Log-probability of reaching the last state in one step per target, whatever the tokens, (B,)
-    in nats; for states with edges."""
-    any_token_BML = torch.zeros_like(scores.log_emission_BML)
-    return dag_log_likelihood(any_token_BML, *links_of(scores))
-
-
-def visits(scores: StateScores) -> Tensor:
-    """P(a path visits the state), given the rows' tokens, (B, L); for states with edges."""
-    is_boundary_BM1 = scores.graph.is_boundary_BM.unsqueeze(2)
-    log_emission_BML = scores.log_emission_BML.masked_fill(is_boundary_BM1, 0.0)
-    return posteriors(log_emission_BML, *links_of(scores)).state_BML.sum(dim=1)
-
-
 @torch.no_grad()
 def read_row(
     model: MaskedLM | ExLM, masked_ids_BN: Tensor, chain_share: float = 0.0, num_copies: int = 1
@@ -177,28 +130,24 @@ def read_row(
     if not is_masked_BN.any():
         raise UserError("there is no [MASK] to fill in; write [MASK] for each hidden token")
     row = MaskedBatch(masked_ids_BN, is_masked_BN, masked_ids_BN)
-    said = one_pass(model, row, chain_share, num_copies)
-    log_token_SV = masks_alone(model, said, num_copies)
+    said, states, links = model.answer(row, chain_share, num_copies), None, None
+    log_token_SV = said.log_token_SV
     token_ids_S = top_tokens(log_token_SV, 1, special_ids)[0][:, 0]
-    if not isinstance(said, StateScores):
-        log_p_S = log_token_SV.gather(1, token_ids_S.unsqueeze(1))
-        return Reading(token_ids_S.cpu(), log_p_S.sum().item(), log_token_SV.cpu(), None, None)
-    log_token_BLV = states_alone(model, said)
-    graph, links = said.graph, None
-    if said.log_transition_BLL is not None:
-        best_ids_L = top_tokens(log_token_BLV[0], 1, special_ids)[0][:, 0]
-        log_best_BL = log_token_BLV.gather(2, best_ids_L[None, :, None]).squeeze(2)
-        path_BM, log_path_B = best_path(said, log_best_BL)
-        if log_path_B.item() == -torch.inf:
-            raise UserError(
-                f"no path through the {len(best_ids_L)} states has a probability above 0: the "
-                "model's training went wrong; use another checkpoint"
-            )
-        token_ids_S = best_ids_L[path_BM[0, 1:-1]]
-        log_transition_LL, path_M = said.log_transition_BLL[0].cpu(), path_BM[0].cpu()
-        links = Graph(log_transition_LL, path_M, log_path_B.item(), log_fit(said).item())
-    target_ids_BM = graph.target_ids_BM.clone()
-    target_ids_BM[0, 1:-1] = token_ids_S
-    log_p = log_joint(said, log_token_BLV, target_ids_BM).item()
-    states = States(graph.owner_BL[0].cpu(), graph.clone_BL[0].cpu(), log_token_BLV[0].cpu())
-    return Reading(token_ids_S.cpu(), log_p, log_token_SV.cpu(), states, links)
+    if isinstance(said, StateScores):
+        graph, log_token_LV = said.graph, said.log_token_BLV[0]
+        states = States(graph.owner_BL[0].cpu(), graph.clone_BL[0].cpu(), log_token_LV.cpu())
+        if said.log_transition_BLL is not None:
+            best_ids_L = top_tokens(log_token_LV, 1, special_ids)[0][:, 0]
+            log_best_BL = log_token_LV.gather(1, best_ids_L.unsqueeze(1)).T
+            path_BM, log_path_B = said.best_path(log_best_BL)
+            if log_path_B.item() == -torch.inf:
+                raise UserError(
+                    f"no path through the {len(best_ids_L)} states has a probability above 0: "
+                    "the model's training went wrong; use another checkpoint"
+                )
+            token_ids_S = best_ids_L[path_BM[0, 1:-1]]
+            log_transition_LL, path_M = said.log_transition_BLL[0].cpu(), path_BM[0].cpu()
+            log_path, log_fit = log_path_B.item(), said.log_fit().item()
+            links = Graph(log_transition_LL, path_M, log_path, log_fit)
+    log_joint = said.log_joint(token_ids_S).item()
+    return Reading(token_ids_S.cpu(), log_joint, log_token_SV.cpu(), states, links)

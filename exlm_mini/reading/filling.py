@@ -23,9 +23,8 @@ from exlm_mini.data.molecules import read_molecule, require_rdkit
 from exlm_mini.data.packs import Pack
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.guesses import masks_alone, one_pass, states_alone
-from exlm_mini.model.objectives import StateScores
-from exlm_mini.reading.decoding import best_path, links_of, log_joint, not_offered
+from exlm_mini.model.answers import StateScores
+from exlm_mini.reading.decoding import not_offered
 from exlm_mini.reading.prize import every_other, from_left, num_turns
 
 ROWS_AT_ONCE = 32
@@ -69,16 +68,16 @@ def fill_at_once(
     """
     masked_ids_BN, is_masked_BN, _ = batch
     filled_ids_BN = masked_ids_BN.clone()
-    said = one_pass(model, batch._replace(token_ids_BN=masked_ids_BN), chain_share)
-    if not isinstance(said, StateScores) or said.log_transition_BLL is None:
-        filled_ids_BN[is_masked_BN] = _choose(masks_alone(model, said), model, generator)
+    said = model.answer(batch._replace(token_ids_BN=masked_ids_BN), chain_share)
+    if not isinstance(said, StateScores) or not said.is_linked:
+        filled_ids_BN[is_masked_BN] = _choose(said.log_token_SV, model, generator)
         return filled_ids_BN
-    graph, log_token_BLV = said.graph, states_alone(model, said)
+    graph, log_token_BLV = said.graph, said.log_token_BLV.clone()
     log_token_BLV[..., not_offered(model.special_ids)] = -torch.inf
     draws = torch.Generator().manual_seed(0)
     paths = [_path(said, log_token_BLV, generator)]
     paths += [_path(said, log_token_BLV, draws) for _ in range(num_paths)]
-    row_S, target_S = (~graph.is_boundary_BM & (paths[0] >= 0)).nonzero(as_tuple=True)
+    row_S, target_S = graph.is_mask_BM.nonzero(as_tuple=True)
     tokens_CS = torch.stack(
         [
             _choose(log_token_BLV[row_S, path_BM[row_S, target_S]], model, generator)
@@ -87,12 +86,7 @@ def fill_at_once(
     )
     best_B = torch.zeros_like(graph.num_targets_B)
     if num_paths:
-        joint = []
-        for tokens_S in tokens_CS:
-            target_ids_BM = graph.target_ids_BM.clone()
-            target_ids_BM[row_S, target_S] = tokens_S
-            joint.append(log_joint(said, log_token_BLV, target_ids_BM))
-        best_B = torch.stack(joint).argmax(dim=0)
+        best_B = torch.stack([*map(said.log_joint, tokens_CS)]).argmax(dim=0)
     filled_ids_BN[is_masked_BN] = tokens_CS[best_B[row_S], torch.arange(len(row_S))]
     return filled_ids_BN
 
@@ -178,9 +172,9 @@ def _path(
 ) -> Tensor:
     """path_BM: the likeliest with the likeliest tokens, or one that is drawn; -1 at padding."""
     if generator is None:
-        return best_path(scores, log_token_BLV.amax(dim=2))[0]
+        return scores.best_path(log_token_BLV.amax(dim=2))[0]
     graph, any_token_BML = scores.graph, torch.zeros_like(scores.log_emission_BML)
-    log_to_come_MBL, log_edge_BLL = log_to_come(any_token_BML, *links_of(scores))
+    log_to_come_MBL, log_edge_BLL = log_to_come(any_token_BML, *scores.links)
     row_B = torch.arange(len(log_edge_BLL), device=log_edge_BLL.device)
     path_BM = torch.zeros_like(graph.target_ids_BM)
     for i in range(1, path_BM.shape[1]):

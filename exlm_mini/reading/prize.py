@@ -29,9 +29,8 @@ from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.packs import Pack
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.guesses import masks_alone, one_pass
-from exlm_mini.model.objectives import StateScores, log_likelihood, nats_to_bits
-from exlm_mini.reading.decoding import visits
+from exlm_mini.model.answers import StateScores
+from exlm_mini.model.objectives import nats_to_bits
 
 ROWS_AT_ONCE = 32
 
@@ -118,19 +117,12 @@ def at_once(
         bits of each hidden token by itself, (S,), row by row; of each row's together, (B,); and
         how many paths go through each clone, given the tokens, (k,), if states are linked.
     """
-    said = one_pass(model, batch, chain_share)
+    said, use_k = model.answer(batch, chain_share), None
     target_ids_S1 = batch.token_ids_BN[batch.is_masked_BN].unsqueeze(1)
-    log_p_S = masks_alone(model, said).gather(1, target_ids_S1).squeeze(1)
-    bits_S = nats_to_bits(-log_p_S.double())
-    if not isinstance(said, StateScores):
-        row_S = batch.is_masked_BN.nonzero()[:, 0]
-        zeros_B = bits_S.new_zeros(len(batch.token_ids_BN))
-        return bits_S, zeros_B.index_add(0, row_S, bits_S), None
-    joint_B = nats_to_bits(-log_likelihood(said, with_boundaries=False).double())
-    if said.log_transition_BLL is None:
-        return bits_S, joint_B, None
-    use_Sk = said.graph.of_masks(visits(said))
-    return bits_S, joint_B, use_Sk.double().cpu().sum(0)
+    log_p_S = said.log_token_SV.gather(1, target_ids_S1).squeeze(1)
+    if isinstance(said, StateScores) and said.is_linked:
+        use_k = said.graph.of_masks(said.visits()).double().cpu().sum(0)
+    return nats_to_bits(-log_p_S.double()), nats_to_bits(-said.log_joint().double()), use_k
 
 
 def in_turn(

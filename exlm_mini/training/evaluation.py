@@ -1,6 +1,6 @@
 """How well a model predicts held-out rows: bits, and the share of tokens guessed.
 
-Shapes: B rows, N tokens of a row, M targets, S masked tokens of a batch, V vocabulary, Q batches.
+Shapes: B rows, N tokens of a row, S masked tokens of a batch, Q batches.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.packs import Pack
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.guesses import guess_masks, one_pass
-from exlm_mini.model.objectives import StateScores, log_likelihood, nats_to_bits
+from exlm_mini.model.objectives import nats_to_bits
 from exlm_mini.training.processes import Engine
 
 VALIDATION_BATCH_ROWS = 64
@@ -70,16 +69,12 @@ def row_bits_and_correct(
     path fits. Each mask is guessed by itself, from the context alone: its likeliest token, for
     ExLM summed over all paths and all tokens in the other masks.
     """
-    said = one_pass(model, batch, chain_share)
-    target_ids_S = batch.token_ids_BN[batch.is_masked_BN]
-    row_S = batch.is_masked_BN.nonzero()[:, 0]
-    zeros_B = torch.zeros(len(batch.token_ids_BN), device=row_S.device)
-    is_correct_S = guess_masks(model, said) == target_ids_S
-    correct_B = zeros_B.long().index_add(0, row_S, is_correct_S.long())
-    if isinstance(said, StateScores):
-        return nats_to_bits(-log_likelihood(said, with_boundaries=False)), correct_B
-    log_p_S = said.float().log_softmax(dim=1).gather(1, target_ids_S.unsqueeze(1)).squeeze(1)
-    return nats_to_bits(-zeros_B.index_add(0, row_S, log_p_S)), correct_B
+    said, row_S = model.answer(batch, chain_share), batch.is_masked_BN.nonzero()[:, 0]
+    is_correct_S = said.guesses() == batch.token_ids_BN[batch.is_masked_BN]
+    correct_B = row_S.new_zeros(len(batch.token_ids_BN)).index_add(
+        0, row_S, is_correct_S.long()
+    )
+    return nats_to_bits(-said.log_joint()), correct_B
 
 
 def evaluate(

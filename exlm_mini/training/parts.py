@@ -1,7 +1,5 @@
 """The parts of a run: model, masks, batches, optimiser, schedules, and the loss of a batch.
 
-Shapes: B rows, N tokens of a row, S masked tokens of a batch.
-
 All are functions of the settings; ``trainer`` puts them together.
 """
 
@@ -9,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 import torch
-from torch import Tensor
 
 from exlm_mini.config import RunConfig, SpecialIds
 from exlm_mini.data.masking import MaskedBatch, Masker
@@ -20,7 +17,7 @@ from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.data.units import Units
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
+from exlm_mini.model.answers import Scored
 from exlm_mini.training.checkpoint import Checkpoint
 
 
@@ -63,27 +60,6 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
     return model.eval(), config
 
 
-class Scored(NamedTuple):
-    """The loss of a micro-batch, and counts."""
-
-    loss: Tensor
-    """Nats per target, scalar."""
-    num_without_path: int = 0
-    """Rows that had no path and were left out; only for ExLM."""
-    num_correct: Tensor | None = None
-    """Masked tokens that the model guessed, int64 scalar; None for ExLM, where they cost more."""
-
-
 def score(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) -> Scored:
     """The loss of one micro-batch, and the counts beside it."""
-    if isinstance(model, MaskedLM):
-        token_logits_SV = model(batch.masked_ids_BN, batch.is_masked_BN)
-        target_ids_S = batch.token_ids_BN[batch.is_masked_BN]
-        num_correct = (token_logits_SV.detach().argmax(dim=1) == target_ids_S).sum()
-        return Scored(mlm_loss(token_logits_SV, target_ids_S), 0, num_correct)
-    scores = model(*batch, chain_share)
-    log_likelihood_B = log_likelihood(scores)
-    loss = states_alignment_loss(
-        log_likelihood_B, scores.is_scored_BM.sum(dim=1), on_no_path="skip"
-    )
-    return Scored(loss, int((log_likelihood_B == -torch.inf).sum()), None)
+    return model.answer(batch, chain_share).scored()

@@ -29,8 +29,9 @@ from exlm_mini.config import RunConfig, TrainConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import refused
 from exlm_mini.data.masking import MaskedBatch
+from exlm_mini.model.answers import Scored
 from exlm_mini.training.console import launched_rank, say
-from exlm_mini.training.parts import Scored, score
+from exlm_mini.training.parts import score
 
 LONGEST_WAIT = datetime.timedelta(days=7)
 """The first process may take long to prepare a corpus; a process that died is noticed at once."""

@@ -23,9 +23,9 @@ from small_models import (
 
 from exlm_mini.config import ModelConfig
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.answers import log_likelihood
 from exlm_mini.model.exlm import token_states
 from exlm_mini.model.expansion import expand_masks, gather_states
-from exlm_mini.model.objectives import log_likelihood
 
 EVERY_KIND = [
     {"transition": "gated", "boundary": "official"},
@@ -180,7 +180,7 @@ def test_bfloat16_autocast_scores_in_float32(transition):
     with torch.autocast("cpu", torch.bfloat16):
         scores = model(*BATCH)
         loss = loss_of(model, BATCH)
-    for score in scores[:3]:
+    for score in (scores.log_emission_BML, scores.log_transition_BLL, scores.log_blank_BL):
         assert score is None or score.dtype == torch.float32
     if transition != "ctc":  # a softmax in bfloat16 sums to one within 1%
         total_BL = scores.log_transition_BLL.exp().sum(2)

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from exlm_mini.alignment.ctc import run_log_likelihood
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.answers import StateScores, log_likelihood
 from exlm_mini.model.objectives import (
-    StateScores,
-    log_likelihood,
     mlm_loss,
     nats_to_bits,
     states_alignment_loss,

@@ -17,8 +17,9 @@ from small_models import loss_of
 from exlm_mini.alignment import BACKENDS, dag_log_likelihood
 from exlm_mini.config import ModelConfig
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.answers import log_likelihood
 from exlm_mini.model.expansion import expand_masks
-from exlm_mini.model.objectives import log_likelihood, states_alignment_loss
+from exlm_mini.model.objectives import states_alignment_loss
 
 
 def test_every_committed_case_is_described_and_met():

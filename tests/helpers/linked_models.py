@@ -15,7 +15,7 @@ from torch import Tensor
 from exlm_mini.config import ModelConfig
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.objectives import log_likelihood
+from exlm_mini.model.answers import log_likelihood
 from exlm_mini.reading.decoding import not_offered
 
 V = len(SPECIAL) + 4

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from exlm_mini.config import ModelConfig, SpecialIds
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.answers import log_likelihood
 from exlm_mini.model.encoder import Encoder, initialise
-from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
+from exlm_mini.model.objectives import mlm_loss, states_alignment_loss
 
 PAD, BOS, EOS, UNK, SEP, MASK = SPECIAL = SpecialIds()
 V = 20

@@ -24,7 +24,7 @@ from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.objectives import StateScores
+from exlm_mini.model.answers import StateScores
 from exlm_mini.model.transition import parallel_chains
 from exlm_mini.training.cost import row_flops
 from exlm_mini.training.evaluation import evaluate, row_bits_and_correct
@@ -107,7 +107,7 @@ class Moods(ExLM):
         log_emission_BML = log_token_BLV.gather(2, index_BLM).transpose(1, 2)
         is_scored_BM = torch.ones_like(graph.target_ids_BM, dtype=torch.bool)
         links = parallel_chains(state_BLD, graph)
-        return StateScores(log_emission_BML, links, None, None, graph, is_scored_BM, state_BLD)
+        return StateScores(log_emission_BML, links, None, graph, is_scored_BM, state_BLD, self)
 
     def token_logits(self, state_BLD):
         language = grammar("pairs")

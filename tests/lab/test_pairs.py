@@ -73,7 +73,7 @@ def test_the_joint_is_the_sum_over_paths_of_the_alignment(settings):
     reading = read_rows(model, MaskedBatch(masked_BN, is_masked_BN, token_ids_BN))
     joint_BVV = joint_table(model, token_ids_BN, place_B2)
     for first, second in ((6, 7), (9, 6)):
-        want_B = reading.log_joint(torch.tensor([first, second] * 4)).exp()
+        want_B = reading.scores.log_joint(torch.tensor([first, second] * 4)).exp()
         torch.testing.assert_close(joint_BVV[:, first, second], want_B, rtol=1e-5, atol=0)
 
 

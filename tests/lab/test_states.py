@@ -21,7 +21,6 @@ from exlm_lab.experiments.states import (
     read_rows,
 )
 from exlm_mini.alignment.enumeration import paths
-from exlm_mini.reading.decoding import log_fit, visits
 from exlm_mini.training.evaluation import row_bits_and_correct
 
 every = pytest.mark.parametrize("name", CONFIGS)
@@ -38,7 +37,9 @@ def test_joint_probability_is_that_of_validation(name):
     for target_ids_R in (own_ids_R, other_ids_R):
         token_ids_BN = batch.token_ids_BN.masked_scatter(batch.is_masked_BN, target_ids_R)
         bits_B, _ = row_bits_and_correct(model, batch._replace(token_ids_BN=token_ids_BN))
-        torch.testing.assert_close(reading.log_joint(target_ids_R), -math.log(2) * bits_B)
+        torch.testing.assert_close(
+            reading.scores.log_joint(target_ids_R), -math.log(2) * bits_B
+        )
 
 
 @every
@@ -53,7 +54,7 @@ def test_values_of_states_are_sorted_by_mask_and_clone(name):
 @every_linked
 def test_visits_and_length_are_those_of_every_path_weighed_by_the_words_of_the_rows(name):
     reading = read_rows(exlm(LINKED[name]), ragged_batch())
-    scores, found_BL, length_B = reading.scores, visits(reading.scores), []
+    scores, found_BL, length_B = reading.scores, reading.scores.visits(), []
     want_BL = torch.zeros_like(found_BL)
     is_mask_BM1 = scores.graph.is_mask_BM.unsqueeze(2)
     log_E_BML = scores.log_emission_BML.masked_fill(~is_mask_BM1, 0.0)
@@ -67,7 +68,7 @@ def test_visits_and_length_are_those_of_every_path_weighed_by_the_words_of_the_r
         want_BL[b] *= m / want_BL[b].sum()  # a path passes a state for each target
         length_B.append(length.log())
     torch.testing.assert_close(found_BL, want_BL, rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(log_fit(scores), torch.stack(length_B), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(scores.log_fit(), torch.stack(length_B), rtol=1e-6, atol=1e-6)
 
 
 def test_pairwise_divergence_is_the_mean_of_scipys():

@@ -11,9 +11,9 @@ from workers import PLAIN, VOCAB_SIZE, changed, make_trainer
 
 from exlm_mini.config import SpecialIds
 from exlm_mini.data.batches import validation_batches
-from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.objectives import log_likelihood
-from exlm_mini.training import evaluation, parts
+from exlm_mini.model import ExLM, MaskedLM, answers
+from exlm_mini.model.answers import log_likelihood
+from exlm_mini.training import evaluation
 from exlm_mini.training.checkpoint import latest_checkpoint
 from exlm_mini.training.cost import longest_row
 from exlm_mini.training.evaluation import evaluate, row_bits_and_correct
@@ -112,7 +112,7 @@ def test_rows_without_a_path_are_left_out_of_the_loss_and_counted(packs, monkeyp
     batch = batch_of(packs, CONFIG)
     whole_B = log_likelihood(untrained(CONFIG)(*batch)).detach()
     lost_B = whole_B.index_fill(0, torch.tensor([3, 4]), -torch.inf)
-    monkeypatch.setattr(parts, "log_likelihood", lambda scores: lost_B)
+    monkeypatch.setattr(answers, "log_likelihood", lambda scores: lost_B)
     scored = score(untrained(CONFIG), batch)
     num_targets_B = batch.is_masked_BN.sum(dim=1) + 2  # [BOS] and [EOS]
     expected = -(whole_B / num_targets_B)[torch.isfinite(lost_B)].mean().item()

@@ -10,17 +10,16 @@ import torch
 from linked_models import CONFIGS, V, exlm, log_joints, masked_lm, of_mask, ragged_batch
 from small_models import BOS, EOS, SPECIAL, alone, masked_rows
 
+from exlm_mini.model.answers import StateScores
 from exlm_mini.model.expansion import expand_masks
-from exlm_mini.model.guesses import guess_masks, masks_alone, one_pass
-from exlm_mini.model.objectives import StateScores
 from exlm_mini.training.evaluation import Evaluation, row_bits_and_correct
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, "mlm"])
 def test_a_mask_by_itself_is_summed_over_all_fillings_of_the_others(name):
     model, batch = masked_lm() if name == "mlm" else exlm(CONFIGS[name]), ragged_batch()
-    said = one_pass(model, batch)
-    token_SV = masks_alone(model, said).exp()
+    said = model.answer(batch)
+    token_SV = said.log_token_SV.exp()
     marginals = []
     for b in range(3):
         row = alone(batch, b)
@@ -33,12 +32,12 @@ def test_a_mask_by_itself_is_summed_over_all_fillings_of_the_others(name):
     torch.testing.assert_close(
         token_SV / share_S1, marginal_SV / marginal_SV.sum(dim=1, keepdim=True)
     )
-    assert torch.equal(guess_masks(model, said), marginal_SV.argmax(dim=1))
+    assert torch.equal(said.guesses(), marginal_SV.argmax(dim=1))
 
 
 def test_copies_of_a_mask_count_by_their_mean():
     model, batch = masked_lm(), ragged_batch()
-    found_SV = masks_alone(model, one_pass(model, batch, num_copies=3), 3)
+    found_SV = model.answer(batch, num_copies=3).log_token_SV
     copies = (part_BN.repeat_interleave(3, dim=1) for part_BN in batch[:2])
     mean_SV = model(*copies).softmax(dim=1).view(-1, 3, V).mean(dim=1)
     torch.testing.assert_close(found_SV.exp(), mean_SV)
@@ -47,7 +46,7 @@ def test_copies_of_a_mask_count_by_their_mean():
 @pytest.mark.parametrize("name", ["gated", "paper", "ctc official", "mlm"])
 def test_correct_guesses_of_a_row_are_counted_without_its_boundaries(name):
     model, batch = masked_lm() if name == "mlm" else exlm(CONFIGS[name]), ragged_batch()
-    guess_ids_S = guess_masks(model, one_pass(model, batch))
+    guess_ids_S = model.answer(batch).guesses()
     is_right_S = torch.tensor([False, True, False, False, True, True])
     target_ids_S = torch.where(is_right_S, guess_ids_S, (guess_ids_S + 1) % V)
     token_ids_BN = batch.token_ids_BN.masked_scatter(batch.is_masked_BN, target_ids_S)
@@ -67,10 +66,10 @@ def test_low_precision_of_the_encoder_does_not_round_the_mixture():
     log_transition_BLL = torch.full((1, 4, 4), 0.25).log()
     log_emission_BML, state_BLD = torch.zeros(1, 3, 4), torch.zeros(1, 4, 2)
     scores = StateScores(
-        log_emission_BML, log_transition_BLL, None, None, graph, graph.is_mask_BM, state_BLD
+        log_emission_BML, log_transition_BLL, None, graph, graph.is_mask_BM, state_BLD, Model()
     )
     with torch.autocast("cpu", torch.bfloat16):
-        assert guess_masks(Model(), scores).tolist() == [7]
+        assert scores.guesses().tolist() == [7]
 
 
 def test_perplexity_is_that_of_the_masks_and_infinite_beyond_all_numbers():

@@ -1,0 +1,261 @@
+"""What a model says of a masked batch.
+
+Shapes: B rows, N tokens of a row, M targets and L states of a row, S masked tokens of all rows, k
+copies or states of a mask, V vocabulary.
+
+``MaskedLM`` says one distribution for each mask (``MaskScores``), ExLM a graph of states
+(``StateScores``). Both answer the same questions: the loss of training, the probability of all
+masks together, and the distribution of each mask by itself, before any token is known. For ExLM
+that is what remains after summing over everything else: all paths, and all tokens in the other
+masks (Appendix P)::
+
+    P(y_i = w) = sum over u of P(state u emits target i) P_u(w)
+
+Without transitions (``ctc``) a mask has the CTC of its own states.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from exlm_mini.alignment import dag_log_likelihood, posteriors, viterbi
+from exlm_mini.alignment.ctc import run_log_likelihood
+from exlm_mini.model.expansion import StateGraph
+from exlm_mini.model.objectives import mlm_loss, states_alignment_loss
+
+
+class Scored(NamedTuple):
+    """The loss of a batch, and counts."""
+
+    loss: Tensor
+    """Nats per target, scalar."""
+    num_without_path: int = 0
+    """Rows that had no path and were left out; only for ExLM."""
+    num_correct: Tensor | None = None
+    """Masked tokens that the model guessed, int64 scalar; None for ExLM, where they cost more."""
+
+
+@dataclass(frozen=True)
+class MaskScores:
+    """What ``MaskedLM`` says."""
+
+    token_logits_SV: Tensor
+    """Row by row from left to right; k in turn for each mask that has k copies."""
+    is_masked_BN: Tensor
+    target_ids_S: Tensor
+    """int64, the true tokens."""
+    num_copies: int = 1
+    """k, if each mask is asked k times and the mean counts."""
+
+    def scored(self, is_left_out_B: Tensor | None = None) -> Scored:
+        """The loss of training, a mean over masks, so that rows without any do not count."""
+        target_ids_S = self.target_ids_S.repeat_interleave(self.num_copies)
+        num_correct = (self.token_logits_SV.detach().argmax(dim=1) == target_ids_S).sum()
+        return Scored(mlm_loss(self.token_logits_SV, target_ids_S), 0, num_correct)
+
+    @cached_property
+    def log_token_SV(self) -> Tensor:
+        """log P of every token in each mask, in nats."""
+        log_token_SkV = log_softmax(self.token_logits_SV).unflatten(0, (-1, self.num_copies))
+        return log_token_SkV.logsumexp(dim=1) - math.log(self.num_copies)
+
+    def guesses(self) -> Tensor:
+        """guess_ids_S, int64: the likeliest token of each mask, which accuracy counts."""
+        return self.token_logits_SV.argmax(dim=1)
+
+    def log_joint(self, token_ids_S: Tensor | None = None) -> Tensor:
+        """log P of each row's masked tokens, (B,), or of these tokens in their place; a product."""
+        token_ids_S = self.target_ids_S if token_ids_S is None else token_ids_S
+        log_p_S = self.log_token_SV.gather(1, token_ids_S.unsqueeze(1)).squeeze(1)
+        zeros_B = log_p_S.new_zeros(len(self.is_masked_BN))
+        return zeros_B.index_add(0, self.is_masked_BN.nonzero()[:, 0], log_p_S)
+
+
+@dataclass(frozen=True)
+class StateScores:
+    """What ExLM says: everything the alignment needs."""
+
+    log_emission_BML: Tensor
+    """log P_u(y_i), in nats."""
+    log_transition_BLL: Tensor | None
+    """log E[v, u]; None without edges (``ctc``)."""
+    log_blank_BL: Tensor | None
+    """``ctc`` only: log-probability of the blank, the unknown token, at each state."""
+    graph: StateGraph
+    is_scored_BM: Tensor
+    """bool, targets whose emission counts; false at padding and at unscored boundaries."""
+    state_BLD: Tensor
+    """The hidden states of the graph, from which ``model`` tells the other tokens."""
+    model: Any
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether the states have edges."""
+        return self.log_transition_BLL is not None
+
+    @property
+    def links(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The last three arguments of the functions of ``alignment``; of linked states."""
+        assert self.log_transition_BLL is not None
+        return self.log_transition_BLL, self.graph.num_targets_B, self.graph.num_states_B
+
+    def double(self) -> StateScores:
+        """The same in float64."""
+        log_transition_BLL = self.log_transition_BLL
+        if log_transition_BLL is not None:
+            log_transition_BLL = log_transition_BLL.double()
+        log_emission_BML = self.log_emission_BML.double()
+        return replace(
+            self, log_emission_BML=log_emission_BML, log_transition_BLL=log_transition_BLL
+        )
+
+    def scored(self, is_left_out_B: Tensor | None = None) -> Scored:
+        """The loss of training, without some rows."""
+        log_likelihood_B = log_likelihood(self)
+        if is_left_out_B is not None:
+            log_likelihood_B = log_likelihood_B.masked_fill(is_left_out_B, -torch.inf)
+        num_scored_B = self.is_scored_BM.sum(dim=1)
+        loss = states_alignment_loss(log_likelihood_B, num_scored_B, on_no_path="skip")
+        return Scored(loss, int((log_likelihood_B == -torch.inf).sum()))
+
+    @cached_property
+    def log_token_BLV(self) -> Tensor:
+        """log P_u(w) of every token in each state, in nats."""
+        log_token_BLV = log_softmax(self.model.token_logits(self.state_BLD))
+        return log_token_BLV.to(self.log_emission_BML.dtype)
+
+    @cached_property
+    def log_token_SV(self) -> Tensor:
+        """log P of every token in each mask by itself, in nats, row by row from left to right;
+        detached, and -inf in a row without a path."""
+        return torch.cat(list(self._masks_of_rows(torch.float64)))
+
+    def guesses(self) -> Tensor:
+        """guess_ids_S, int64: the likeliest token of each mask by itself."""
+        # Never more than L x V probabilities in memory.
+        return torch.cat(
+            [row_SV.argmax(dim=1) for row_SV in self._masks_of_rows(torch.float32)]
+        )
+
+    def log_joint(self, token_ids_S: Tensor | None = None) -> Tensor:
+        """log P of each row's masked tokens together, (B,), or of these tokens in their place;
+        over all paths."""
+        if token_ids_S is None:
+            return log_likelihood(self, with_boundaries=False)
+        graph = self.graph
+        target_ids_BM = graph.target_ids_BM.masked_scatter(graph.is_mask_BM, token_ids_S)
+        index_BLM = target_ids_BM.unsqueeze(1).expand(-1, self.log_token_BLV.shape[1], -1)
+        log_emission_BML = self.log_token_BLV.gather(2, index_BLM).transpose(1, 2)
+        graph = graph._replace(target_ids_BM=target_ids_BM)
+        asked = replace(self, log_emission_BML=log_emission_BML, graph=graph)
+        return log_likelihood(asked, with_boundaries=False)
+
+    def best_path(self, log_best_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """path_BM and its log-probability, (B,), for the likeliest token of each state.
+
+        Args:
+            log_best_BL: log-probability of a state's token.
+        """
+        # Boundaries cost nothing: their emissions are left out.
+        log_best_BML = log_best_BL.unsqueeze(1).expand_as(self.log_emission_BML)
+        is_boundary_BM1 = self.graph.is_boundary_BM.unsqueeze(2)
+        return viterbi(log_best_BML.masked_fill(is_boundary_BM1, 0.0), *self.links)
+
+    def log_fit(self) -> Tensor:
+        """Log-probability of reaching the last state in one step per target, whatever the tokens,
+        (B,) in nats."""
+        return dag_log_likelihood(torch.zeros_like(self.log_emission_BML), *self.links)
+
+    def visits(self) -> Tensor:
+        """P(a path visits the state), given the rows' tokens, (B, L)."""
+        is_boundary_BM1 = self.graph.is_boundary_BM.unsqueeze(2)
+        log_emission_BML = self.log_emission_BML.masked_fill(is_boundary_BM1, 0.0)
+        return posteriors(log_emission_BML, *self.links).state_BML.sum(dim=1)
+
+    @torch.no_grad()
+    def _masks_of_rows(self, dtype: torch.dtype) -> Iterator[Tensor]:
+        """log_token_SV of the masks of each row; ``dtype`` is that of the mixture."""
+        graph, weight_BML = self.graph, None
+        if self.log_transition_BLL is not None:
+            any_token_BML = torch.zeros_like(self.log_emission_BML, dtype=dtype)
+            links = (self.log_transition_BLL.to(dtype), *self.links[1:])
+            weight_BML = posteriors(any_token_BML, *links).state_BML
+        sizes = zip(graph.num_targets_B.tolist(), graph.num_states_B.tolist(), strict=True)
+        for b, (m, n) in enumerate(sizes):
+            log_token_LV = log_softmax(self.model.token_logits(self.state_BLD[b, :n]))
+            if weight_BML is None:
+                unk = self.model.special_ids.unk
+                log_token_MV = ctc_token_log_probs(log_token_LV, graph.owner_BL[b, :n], m, unk)
+            else:
+                # In the encoder's precision, close tokens would tie.
+                with torch.autocast(log_token_LV.device.type, enabled=False):
+                    token_MV = weight_BML[b, :m, :n] @ log_token_LV.to(dtype).exp()
+                log_token_MV = token_MV.log().to(log_token_LV.dtype)
+            yield log_token_MV[~graph.is_boundary_BM[b, :m]]
+
+
+@record_function("dynamic programme")
+def log_likelihood(
+    scores: StateScores, with_boundaries: bool = True, backend: str = "auto"
+) -> Tensor:
+    """log P(Y | X') of each row under the model's graph.
+
+    Args:
+        with_boundaries: include the emissions of [BOS] and [EOS], as in training with
+            ``boundary="official"``. Without them the sum over all paths is the joint probability
+            of the masked tokens alone.
+
+    Returns:
+        log_likelihood_B in nats; -inf where no path fits.
+    """
+    is_counted_BM = scores.is_scored_BM
+    if not with_boundaries:
+        is_counted_BM = is_counted_BM & ~scores.graph.is_boundary_BM
+    if not scores.is_linked:
+        return (_ctc_log_likelihood(scores) * is_counted_BM).sum(dim=1)
+    log_emission_BML = scores.log_emission_BML.masked_fill(~is_counted_BM.unsqueeze(2), 0.0)
+    return dag_log_likelihood(log_emission_BML, *scores.links, backend)
+
+
+def _ctc_log_likelihood(scores: StateScores) -> Tensor:
+    """CTC of each target over its own k states, (B, M); meaningless where unscored."""
+    graph = scores.graph
+    assert scores.log_blank_BL is not None  # states are not linked
+    log_target_BMk = scores.log_emission_BML.gather(2, graph.state_BMk)
+    log_blank_BML = scores.log_blank_BL.unsqueeze(1).expand_as(scores.log_emission_BML)
+    is_blank_BM = graph.target_ids_BM == scores.model.special_ids.unk
+    return run_log_likelihood(
+        log_target_BMk, log_blank_BML.gather(2, graph.state_BMk), is_blank_BM
+    )
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """log softmax over the last axis, in at least float32."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+
+
+def ctc_token_log_probs(
+    log_token_LV: Tensor, owner_L: Tensor, num_targets: int, unk: int
+) -> Tensor:
+    """log-probability of every token under the CTC of each target's own states, (M, V) in nats.
+
+    Args:
+        log_token_LV: log P_u(w) of the states of one row, in nats.
+        owner_L: int64, the target a state is a clone of.
+        unk: id of the unknown token, the blank as in training.
+    """
+    is_blank_V = torch.arange(log_token_LV.shape[1], device=owner_L.device) == unk
+    log_token_MV = []
+    for i in range(num_targets):
+        log_token_Vk = log_token_LV[owner_L == i].t()
+        log_blank_Vk = log_token_Vk[[unk]].expand_as(log_token_Vk)
+        log_token_MV.append(run_log_likelihood(log_token_Vk, log_blank_Vk, is_blank_V))
+    return torch.stack(log_token_MV)
