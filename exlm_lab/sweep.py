@@ -6,12 +6,10 @@
     python -m exlm_lab.sweep ablations --only 'toy-*' --seeds 1
     python -m exlm_lab.sweep study                   the study (book/plan.md)
     python -m exlm_lab.sweep study --report          its claims, their verdicts
-    python -m exlm_lab.sweep collect                 one file for the records of each
 
 A cell is a recipe with some settings replaced; each is trained, measured and perhaps fine-tuned,
-and leaves one JSON file in OUTPUT/NAME, until ``collect`` moves it, as a line, into
-OUTPUT/NAME.jsonl. A finished cell is not run again, so the same command goes on where it was
-stopped. Several may work side by side on one OUTPUT and --work, such as one for
+and leaves a line in OUTPUT/NAME.jsonl. A finished cell is not run again, so the same command goes
+on where it was stopped. Several may work side by side on one OUTPUT and --work, such as one for
 each GPU: each takes what no other has taken. Records for the book are of a clean checkout: start
 from a worktree of a fixed commit, and work on beside it. What needs a corpus that is not
 prepared is left out; the file of its recipe has the command.
@@ -51,7 +49,6 @@ OUTPUT = Path("book/results")
 WORK = Path("runs/sweep")
 STUDY = "study"
 """Stands for all experiments of the study, in the order of the plan."""
-COLLECT = "collect"
 
 
 class Run(NamedTuple):
@@ -233,16 +230,6 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
-def collect(options: argparse.Namespace) -> int:
-    """Collect the records of experiments, and print a line about each that had any."""
-    from exlm_lab.experiments.records import collect
-
-    for name in select(options.names[1:] or list(catalogue.EXPERIMENTS)):
-        if number := collect(name, options.output):
-            print(f"{name}: {number} files are lines of {options.output / name}.jsonl now")
-    return 0
-
-
 # ---- the command line ----
 
 
@@ -253,15 +240,12 @@ def _parser() -> Parser:
     add = parser.add_argument
     names = [f"{one.name}: {one.about}" for one in others]
     names.append(f"{STUDY}: {', '.join(study)}, which can be named alone, too")
-    names.append(
-        f"{COLLECT}: sort finished records into OUTPUT/NAME.jsonl; of all, or name some"
-    )
     add("names", nargs="+", metavar="NAME", help="; ".join(names))
     only = "cells, by name or pattern: 'toy-*' (see --list)"
     add("--only", nargs="+", metavar="CELL", help=only)
     seeds = "default: those of each cell"
     add("--seeds", nargs="+", type=of(Seed), default=[], metavar="N", help=seeds)
-    output = f"records go to DIR/NAME; default {OUTPUT}"
+    output = f"records go to DIR/NAME.jsonl; default {OUTPUT}"
     add("--output", type=Path, default=OUTPUT, metavar="DIR", help=output)
     work = f"where models are trained, and kept; default {WORK}"
     add("--work", type=Path, default=WORK, metavar="DIR", help=work)
@@ -285,7 +269,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def command() -> int:
         options = _parser().parse_args(argv)
-        return (collect if options.names[0] == COLLECT else options.action)(options)
+        return options.action(options)
 
     return exit_code(command)
 

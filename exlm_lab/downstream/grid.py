@@ -5,7 +5,6 @@ A recipe says for each task which values to try (Tables 6, 8 and 11).
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from dataclasses import asdict, replace
@@ -19,6 +18,7 @@ from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
 from exlm_mini.config.checks import Seed, UserError, settings
 from exlm_mini.config.recipes import Kind
+from exlm_mini.data.files import seal_of
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "finetune"
 PAPER = RECIPES / "paper.json"
@@ -73,11 +73,9 @@ TUNING = Kind(RECIPES, _tuning, "finetune/")
 
 def key(config: TuneConfig) -> str:
     """A short name of a setting: what the paper's tables vary, and a hash of the whole."""
-    text = json.dumps(asdict(config), sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return (
         f"lr{config.learning_rate:g}-b{config.batch_size}-e{config.epochs}"
-        f"-w{config.warmup_share:g}-{digest}"
+        f"-w{config.warmup_share:g}-{seal_of(asdict(config))[:8]}"
     )
 
 

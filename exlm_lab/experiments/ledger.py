@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 from exlm_lab.experiments.catalogue import EXPERIMENTS
 from exlm_lab.experiments.cells import Cell, Downstream
-from exlm_lab.experiments.records import AGAIN, Record, read_lines, read_record
+from exlm_lab.experiments.records import AGAIN, Record, add, read
 from exlm_lab.experiments.running import Runner
 from exlm_lab.ledger import check_identity
 from exlm_mini.config import RunConfig
 from exlm_mini.config.recipes import plain
-from exlm_mini.data.files import write_atomically
 from exlm_mini.training.console import Progress
 from exlm_mini.training.processes import choose_device
 from exlm_mini.training.provenance import machine
@@ -34,19 +33,14 @@ class SweepLedger(NamedTuple):
     sweep: str
     runner: Runner
 
-    def path(self, cell: Cell, seed: int) -> Path:
-        """Where the record of a run lies until it is collected."""
-        return self.output / self.sweep / f"{cell.name}-seed{seed}.json"
-
     def place(self, cell: Cell, seed: int) -> Path:
         """The folder that is locked while a run is made."""
-        return self.runner.work / "queue" / self.sweep / self.path(cell, seed).stem
+        return self.runner.work / "queue" / self.sweep / f"{cell.name}-seed{seed}"
 
     def record(self, cell: Cell, seed: int) -> Record | None:
         """The record of a run, none if it was not made; ``UserError`` if it is of other settings,
         or damaged."""
-        path, lines = self.path(cell, seed), read_lines(self.output / f"{self.sweep}.jsonl")
-        record = read_record(path) if path.exists() else lines.get((cell.name, seed))
+        record = read(self.sweep, self.output).get((cell.name, seed))
         if record is None:
             return None
         tuned = (record.get("downstream") or {}).get("setting")
@@ -57,7 +51,7 @@ class SweepLedger(NamedTuple):
             "downstream": tuned and plain(Downstream(**tuned)),
         }
         remedy = f"choose another --output, or {AGAIN}"
-        where = f"the record of {cell.name} seed {seed} in {self.output / self.sweep}"
+        where = f"the record of {cell.name} seed {seed} in {self.output / self.sweep}.jsonl"
         check_identity(where, identity, self._identity(cell, seed, record), remedy)
         return record
 
@@ -76,10 +70,10 @@ class SweepLedger(NamedTuple):
         """
         if record := self.record(cell, seed):
             return record
-        path = self.path(cell, seed)
-        path.parent.mkdir(parents=True, exist_ok=True)  # a long run is not made in vain
+        self.output.mkdir(parents=True, exist_ok=True)  # a long run is not made in vain
         record = _short(self._made(cell, seed, on_progress))
-        write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+        with self.runner.alone(self.runner.work / "queue" / self.sweep):
+            add(record, self.output)
         return record
 
     def equal_cost(self, cell: Cell) -> tuple[dict[str, Any], dict[str, float]]:

@@ -1,13 +1,10 @@
-"""The records of finished runs, as one table for each experiment.
+"""The records of finished runs: one table for each experiment.
 
-A run leaves a JSON file, ``DIRECTORY/NAME/CELL-seedN.json``, so runs beside each other share no
-file. ``collect`` moves what is finished into ``DIRECTORY/NAME.jsonl``, one line a run. Readers take
-both.
+``DIRECTORY/NAME.jsonl`` has a line for each run, sorted by cell and seed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -63,71 +60,49 @@ Key = tuple[str, int]
 # ---- files ----
 
 
-def read_record(path: Path) -> Record:
-    """One file."""
-    return _parsed(read_bytes(path, AGAIN), path)
-
-
-def read_lines(path: Path) -> Mapping[Key, Record]:
-    """The records of a file of ``collect``; none if there is no such file."""
+def read(name: str, directory: Path) -> Mapping[Key, Record]:
+    """All records of an experiment by cell and seed; none before its first."""
+    path = directory / f"{name}.jsonl"
     if not path.exists():
         return {}
-    return _lines(path, path.stat().st_mtime_ns, path.stat().st_size)
+    return _read(path, path.stat().st_mtime_ns, path.stat().st_size)
 
 
-def read_all(name: str, directory: Path) -> Mapping[Key, Record]:
-    """All records of an experiment, collected or not, by cell and seed; none before its first."""
-    records = dict(read_lines(directory / f"{name}.jsonl"))
-    for path in sorted((directory / name).glob("*.json")):
-        _add(records, read_record(path), path)
-    for record in records.values():
-        if record["sweep"] != name:
-            raise UserError(
-                f"{directory / name} has a record of the sweep {record['sweep']} (cell "
-                f"{record['cell']} seed {record['seed']}); move it to the folder of that"
-            )
-    order = sorted(records, key=lambda key: (f"{key[0]}-seed", key[1]))  # as of their files
-    return {key: records[key] for key in order}
+def add(record: Record, directory: Path) -> None:
+    """Write the record of a run to the others of its experiment; for one writer at a time."""
+    records = {**read(record["sweep"], directory), key_of(record): record}
+    order = sorted(records, key=lambda key: (f"{key[0]}-seed", key[1]))
+    lines = (json.dumps(records[key]) + "\n" for key in order)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_atomically(directory / f"{record['sweep']}.jsonl", "".join(lines).encode())
 
 
-def collect(name: str, directory: Path) -> int:
-    """Move the JSON files of an experiment into its file of lines, sorted as ``read_all``.
-
-    Returns:
-        How many there were.
-    """
-    files = sorted((directory / name).glob("*.json"))
-    if files:
-        records = read_all(name, directory).values()
-        lines = "".join(json.dumps(record) + "\n" for record in records)
-        write_atomically(directory / f"{name}.jsonl", lines.encode())
-        for path in files:
-            path.unlink()
-        with contextlib.suppress(OSError):  # something else is in there
-            (directory / name).rmdir()
-    return len(files)
+def key_of(record: Record) -> Key:
+    """Cell and seed."""
+    return record["cell"], record["seed"]
 
 
-@lru_cache(maxsize=64)
-def _lines(path: Path, *version: int) -> Mapping[Key, Record]:
+@lru_cache(maxsize=32)
+def _read(path: Path, *version: int) -> Mapping[Key, Record]:
     records: dict[Key, Record] = {}
     for number, line in enumerate(read_bytes(path).splitlines(), start=1):
         where = f"{path} line {number}"
-        _add(records, _parsed(line, where), where)
+        record = _parsed(line, where)
+        cell, seed = key_of(record)
+        if record["sweep"] != path.stem:
+            raise UserError(
+                f"{where} is of the sweep {record['sweep']}; move it to the file of that"
+            )
+        if (cell, seed) in records:
+            raise UserError(
+                f"{where} records cell {cell} seed {seed}, which is recorded already; delete one"
+            )
+        records[cell, seed] = record
     return records
 
 
-def _add(records: dict[Key, Record], record: Record, where: object) -> None:
-    key = record["cell"], record["seed"]
-    # A file that was collected and not yet deleted says the same.
-    if records.setdefault(key, record) != record:
-        raise UserError(
-            f"{where} records cell {key[0]} seed {key[1]}, which is recorded already; delete one"
-        )
-
-
 def _parsed(data: bytes, where: object) -> Record:
-    """The record in a file or in a line of one."""
+    """The record in a line."""
     with reading(where, AGAIN):
         record = json.loads(data)
         json.dumps(record, ensure_ascii=False).encode()  # no half of a character
@@ -151,14 +126,14 @@ def runs(name: str, directory: Path) -> pd.DataFrame:
     """The runs of an experiment.
 
     Returns:
-        A row for each, indexed by ``cell`` and ``seed``, in the order of ``read_all``. Columns:
+        A row for each, indexed by ``cell`` and ``seed``, in their order. Columns:
         every setting by its dotted name; every metric; ``downstream``, the score on the test rows
         in percent, and what else is known of the task as ``downstream.NAME``; ``validation_…`` of
         the last validation; ``input``, ``objective``, ``curve``, ``watched``, ``device``,
         ``commit`` and ``seconds``. What was not measured, or is not finite, is nan.
         ``table[metric][cell]`` is a series by seed.
     """
-    rows = [_row(record) for record in read_all(name, directory).values()]
+    rows = [_row(record) for record in read(name, directory).values()]
     columns = ["cell", "seed", "input", "objective", "curve", "watched"]
     return pd.DataFrame(rows, columns=None if rows else columns).set_index(["cell", "seed"])
 

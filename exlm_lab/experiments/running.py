@@ -12,8 +12,6 @@ even across sweeps, and an interrupted run resumes from its last checkpoint.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -35,6 +33,7 @@ from exlm_mini.config import RunConfig, settings_with
 from exlm_mini.config.checks import Effect, UserError
 from exlm_mini.config.recipes import plain, replaced
 from exlm_mini.data.corpus import Corpus, prepare_corpus
+from exlm_mini.data.files import seal_of
 from exlm_mini.reading.trained import Trained, load, open_checkpoint
 from exlm_mini.training.checkpoint import latest_checkpoint
 from exlm_mini.training.console import Progress
@@ -215,7 +214,7 @@ class Runner:
             return None, 0.0
         pretrained = load(model, self.report)
         problem = self._problem(downstream, pretrained)
-        name = _digest({"downstream": asdict(downstream), "problem": problem.sha256})
+        name = seal_of({"downstream": asdict(downstream), "problem": problem.sha256})[:16]
         folder = model / f"finetune-{name}"
         with self.alone(folder):
             tuned = fine_tune(
@@ -241,10 +240,10 @@ class Runner:
             del settings[group][key]
         if watched:
             settings["watched"] = dict(watched)
-        return self._corpus_folder(config) / _digest(settings)
+        return self._corpus_folder(config) / seal_of(settings)[:16]
 
     def _corpus_folder(self, config: RunConfig) -> Path:
-        return self.work / f"{config.data.kind}-{_digest(plain(config)['data'])}"
+        return self.work / f"{config.data.kind}-{seal_of(plain(config)['data'])[:16]}"
 
     def _here(self, config: RunConfig) -> RunConfig:
         """The settings for this process's device; also sets the number of threads."""
@@ -307,8 +306,3 @@ def _got_there(folder: Path, watched: Watched) -> bool:
     return saved is not None and any(
         line["step"] == saved.step and _is_enough(line, watched) for line in lines
     )
-
-
-def _digest(settings: dict[str, Any]) -> str:
-    """A short name of settings."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

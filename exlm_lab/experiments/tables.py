@@ -91,7 +91,7 @@ def report(name: str, directory: Path) -> str:
     """The report of a sweep as Markdown."""
     cells, table = EXPERIMENTS[name].cells, runs(name, directory)
     if table.empty:
-        raise UserError(f"{directory / name} holds no record; run the sweep first")
+        raise UserError(f"{directory / name}.jsonl holds no record; run the sweep first")
     lines = [f"# {name}", ""]
     for kind, of_input in _in_order(table, cells).groupby("input", sort=False):
         lines += [f"## Input: {kind}", "", *_table(_columns(name, of_input))]

@@ -45,11 +45,10 @@ def read_molecule(smiles: str, *options: Any) -> Any:
 
     if len(smiles) > MAX_CHARACTERS or not smiles.isascii():
         return None
-    if len(smiles) > 2 * MAX_RINGS:  # otherwise there cannot be more
-        # Each ring has two marks; numbers in brackets are not marks.
-        marks = re.findall(r"\[[^]]*\]|(%\(\d+\)|%\d\d|\d)", smiles)
-        if sum(map(bool, marks)) > 2 * MAX_RINGS:
-            return None
+    # Each ring has two marks; numbers in brackets are not marks.
+    marks = re.findall(r"\[[^]]*\]|(%\(\d+\)|%\d\d|\d)", smiles)
+    if sum(map(bool, marks)) > 2 * MAX_RINGS:
+        return None
     with rdBase.BlockLogs():  # it would explain each rejection on stderr
         molecule = Chem.MolFromSmiles(smiles, *options)
     return molecule if molecule is not None and molecule.GetNumAtoms() else None

@@ -177,7 +177,7 @@ def size_of(word: str, data: DataConfig) -> Size:
     hub = hub_set(word)
     if hub is None:
         path = Path(word)
-        num_bytes = path.stat().st_size * GROWTH.get(path.suffix, 1)
+        num_bytes = path.stat().st_size * GROWTH.get(path.suffix.lower(), 1)
         return Size(None, num_bytes, num_bytes / BYTES_PER_TOKEN[data.kind])
     if hub.num_documents is None or hub.num_text_bytes is None:
         return Size(None, None, None)
@@ -238,7 +238,7 @@ def _hub_documents(hub: HubSet, revision: str, column: str, unit: int) -> Iterat
     """Documents of one unit."""
     rows = column_of(_hub_rows(hub, revision, column, unit), f"hub data set {hub.id}", column)
     while some := list(islice(rows, hub.rows_per_document)):
-        yield "\n".join(filter(None, map(str.strip, some)))
+        yield "\n".join(filter(None, some))
 
 
 def _hub_rows(hub: HubSet, revision: str, column: str, unit: int) -> Iterator[dict[str, Any]]:

@@ -60,7 +60,7 @@ class Units:
         if is_smiles:  # a decoder may set blanks between tokens
             self._texts = [text.strip() for text in self._texts]
         for i in special_ids:  # no unit goes on behind one
-            self._texts[i] = "." if is_smiles else "\n"
+            self._texts[i] = "."
         self._texts[special_ids.unk] = "*"  # an atom, or no word
         self._find = _in_smiles if is_smiles else _in_text
 
@@ -122,7 +122,7 @@ def _in_smiles(smiles: str) -> list[list[_Piece]]:
     branches, systems = _bonded([match.group() for match in matches])
     pieces = [match.span() for match in matches]
     return [
-        *([piece] for piece in pieces if piece[1] - piece[0] > 1),
+        *([piece] for piece in pieces),
         *([(pieces[start][0], pieces[end][1])] for start, end in branches),
         *([pieces[i] for i in system] for system in systems),
     ]
@@ -166,7 +166,6 @@ def _bonded(symbols: list[str]) -> tuple[list[tuple[int, int]], list[set[int]]]:
             if open_branches:
                 start, atom = open_branches.pop()
                 end_of[start] = i
-            bond = []
         elif symbol == ".":
             atom, bond = None, []
         else:

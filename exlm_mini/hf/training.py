@@ -87,12 +87,9 @@ class _Collator(DataCollatorForLanguageModeling):
         masked_ids_BN = inputs.masked_fill(is_masked_BN, self.masker.special_ids.mask)
         return masked_ids_BN, inputs.masked_fill(~is_masked_BN, -100)
 
-    def numpy_mask_tokens(self, inputs: Any, *more: Any, **named: Any) -> tuple[Any, Any]:
-        """The same for ``return_tensors="np"``."""
-        masked_ids_BN, hidden_BN = self.torch_mask_tokens(
-            torch.as_tensor(inputs), *more, **named
-        )
-        return masked_ids_BN.numpy(), hidden_BN.numpy()
+    def numpy_call(self, examples: Any) -> dict[str, Any]:
+        """The same masks for ``return_tensors="np"``."""
+        return {name: part.numpy() for name, part in self.torch_call(examples).items()}
 
 
 class ChainWarmup(TrainerCallback):

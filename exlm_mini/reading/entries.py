@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -49,7 +50,8 @@ def readable(
                     raise UserError(f"RDKit reads no molecule in {text!r}")
                 text = molecule.spelling
         except UserError as error:
-            text, reasons[place] = "", str(error).partition(";")[0]
+            # Without its remedy; the entry, which it shows in quotes, may hold a semicolon.
+            text, reasons[place] = "", re.sub(r"; [\w ]+$", "", str(error))
         texts.append(text)
     return texts, reasons
 

@@ -39,6 +39,7 @@ def counts_of(pack):
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
     monkeypatch.setattr(shards, "SHARD_BYTES", 2500)
+    monkeypatch.setattr(shards, "NUM_AT_ONCE", 9)
 
 
 @pytest.fixture
@@ -139,6 +140,12 @@ def test_the_packs_do_not_depend_on_the_size_of_shards(
     assert contents(tmp_path / "c") == undisturbed
 
 
+def test_a_shard_holds_whole_documents_up_to_its_size(monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_BYTES", 4)
+    cut = shards._cut(["ab", " ", " cd\n", "e", "", "fghij", "klmn"])
+    assert list(cut) == [["ab", "cd"], ["e", "fghij"], ["klmn"]]
+
+
 # ---- workers, which molecules have ----
 
 
@@ -229,6 +236,9 @@ def test_a_stream_stopped_half_way_reads_finished_files_no_more(data, tmp_path, 
     hub = write_hub_copy(tmp_path / "copy", [f"the {n} cats" for n in range(200)])
     data = replace(data, source=(*data.source, hub), max_documents=150)
     opened, original = [], sources._hub_documents
+    written, write = [], shards.write_table
+    monkeypatch.setattr(shards, "write_table", lambda *a: written.append(a[0]) or write(*a))
+    monkeypatch.setattr(shards, "SHARD_BYTES", 200)
 
     def stopping(*arguments):
         opened.append(arguments[-1])
@@ -241,7 +251,7 @@ def test_a_stream_stopped_half_way_reads_finished_files_no_more(data, tmp_path, 
     with pytest.raises(KeyboardInterrupt):
         prepare(data, tmp_path / "c")
     prepare(data, tmp_path / "c")
-    assert opened == [0, 1, 1, 2]
+    assert opened == [0, 1, 1, 2] and len(written) == len(set(written))
     made = json.loads((tmp_path / "c" / "corpus.json").read_text())
     files, hub = made["sources"]
     assert files["documents_read"] == hub["documents_read"] == 150
@@ -259,6 +269,9 @@ def test_molecules_are_cleaned_and_losses_counted(molecules, tmp_path):
     assert train["dropped_documents"] > 0 and corpus.train.lengths_R.max() <= 40
     tokens = json.loads(corpus.tokenizer_path.read_text())["model"]["vocab"]
     assert not {".", "[Na+]", "[C@H]"} & set(tokens)
+    limited = replace(molecules, source=molecules.source * 2, max_documents=500)
+    prepare(limited, tmp_path / "e", report=lines.append)
+    assert any("read 500 documents" in line for line in lines)  # rejected ones too
     strict = replace(molecules, max_rejected=0.001)
     line = told(
         lambda: prepare(strict, tmp_path / "d"), "a.smi", "rejects 2", "'nonsense", "0.50%"

@@ -1,10 +1,16 @@
 """Molecules are read, cleaned as asked, and every change and loss is counted."""
 
+import sys
+
 import pytest
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 
+from exlm_mini.config import DataConfig
+from exlm_mini.data import shards
+from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.molecules import Cleaning, clean, embedded_molecules, read_molecule
+from exlm_mini.data.shards import hash_of
 from exlm_mini.data.text import file_documents
 
 ALL = Cleaning(largest_fragment=True, strip_stereo=True, canonical=True)
@@ -54,19 +60,33 @@ def test_what_rdkit_would_hang_or_die_of_is_rejected(smiles):
 def test_large_molecules_are_read():
     peptide = "N[C@@H](Cc1cc([13CH3])ccc1)C(=O)" * 46 + "O"
     assert len(peptide) > 1340 and read_molecule(peptide) is not None
-    assert read_molecule("C" * 2000) is not None
+    assert read_molecule("C" * 2000) is not None and read_molecule("C" * 2001) is None
     assert read_molecule(sheet(8, 12)) is not None
-    assert read_molecule("C1CC1" * 100) is not None and read_molecule("C1CC1" * 101) is None
+    assert read_molecule("[13CH2]" * 201) is not None  # what stands in brackets is no ring
+
+
+@pytest.mark.parametrize("ring", ["C1CC1", "C%10CC%10", "C%(9)CC%(9)"])
+def test_a_hundred_rings_are_read_and_no_more(ring):
+    assert read_molecule(ring * 100) is not None and read_molecule(ring * 101) is None
 
 
 def test_the_embedded_molecules_are_real():
-    assert 4_950 < len(cleaned(embedded_molecules(), Cleaning())) < 5_000
+    molecules = list(embedded_molecules())
+    assert 4_950 < len(cleaned(molecules, Cleaning())) < 5_000
+    assert all(text.split() == [text] for text in molecules)  # without their numbers
 
 
 def test_real_labels_come_from_a_table(data_dir):
     path = data_dir / "moleculenet" / "tox21.csv.gz"
     smiles = list(file_documents(path, "smiles"))
     assert (len(smiles), len(cleaned(smiles, Cleaning()))) == (7831, 7823)  # aluminium salts
+
+
+def test_without_rdkit_no_corpus_of_molecules_is_begun(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rdkit", None)
+    with pytest.raises(ModuleNotFoundError, match="rdkit"):
+        prepare_corpus(DataConfig(kind="smiles"), tmp_path / "c", 1)
+    assert not (tmp_path / "c").exists()
 
 
 # ---- cleaning ----
@@ -84,12 +104,21 @@ def test_each_option_does_one_thing():
     assert molecules[0].key == molecules[1].key == "CCO"
     assert spellings(raw, Cleaning(strip_stereo=True)) == ["CC(N)C(=O)O.Cl", "OCC"]
     assert spellings(raw, Cleaning(canonical=True)) == ["C[C@H](N)C(=O)O.Cl", "CCO"]
-    assert spellings(["F/C=C\\F"], Cleaning(strip_stereo=True)) == ["FC=CF"]
+    for marked in ("F/C=C/F", "F\\C=C\\F"):
+        assert spellings([marked], Cleaning(strip_stereo=True)) == ["FC=CF"]
+    assert spellings(["C1.C1O"], Cleaning(largest_fragment=True)) == ["C1.C1O"]  # one fragment
 
 
 def test_the_largest_fragment_is_a_definite_one():
     raw = ["CC.Br", "Br.CC", "CCO.CCN", "CCN.CCO", "[Na+].[Cl-]"]
     assert spellings(raw, ALL) == ["CC", "CC", "CCO", "CCO", "[Cl-]"]
+    assert spellings(["CCO.COC", "COC.CCO", "C.[2H][2H]"], ALL) == ["COC", "COC", "C"]
+
+
+def test_all_spellings_of_a_molecule_are_on_one_side_of_the_split():
+    texts, ethanol = ["OCC", "C(O)C", "nonsense"], hash_of("CCO", 1)
+    made = shards._rows(texts, 1, Cleaning(strip_stereo=True)).to_pydict()
+    assert made == {"text": texts, "hash": [ethanol, ethanol, None]}
 
 
 def test_losses_are_silent(capfd):

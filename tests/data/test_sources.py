@@ -1,6 +1,8 @@
 """Every source is told by its fingerprint, read in units, and refused in one line."""
 
+import shutil
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from corpus_files import write_hub_copy
@@ -12,6 +14,7 @@ from exlm_mini.data.sources import (
     NAMED,
     HubSet,
     check_sources,
+    hub_set,
     kind_of,
     open_sources,
     size_of,
@@ -43,10 +46,23 @@ def test_a_hub_data_set_is_streamed_file_by_file(hub_copy):
     ]
     assert len(source.units) == 3 and len(set(documents)) == len(documents) == 15
     assert source.facts["revision"].startswith("local")
+    moved = shutil.copytree(hub_copy, hub_copy.with_name("moved"))
+    assert opened(text(f"hub:{moved}"))[0].facts == source.facts
     for path in hub_copy.iterdir():
         path.write_bytes(path.read_bytes() * 2)  # another revision
     (other,) = open_sources(text(f"hub:{hub_copy}"))
     assert len({unit.fingerprint for unit in (*source.units, *other.units)}) == 6
+
+
+def test_a_local_copy_has_another_revision_once_a_file_in_it_has_changed(tmp_path):
+    def change(function, *arguments):
+        function(*arguments)
+        return sources._revision(str(tmp_path))
+
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    file = tmp_path / "a" / "b" / "c"
+    first, longer = change(file.write_text, "x"), change(file.write_text, "xy")
+    assert len({first, longer, change(file.rename, tmp_path / "a" / "c")}) == 3
 
 
 def test_a_column_is_named_by_the_settings(hub_copy):
@@ -79,13 +95,18 @@ def test_named_sets_ask_the_hub_for_what_they_say(monkeypatch):
     assert opened(DataConfig(kind="smiles", source=("zinc",)))[1] == ["C", "CC"]
 
 
-def test_rows_that_are_pieces_become_documents(hub_copy):
+def test_rows_that_are_pieces_become_documents(hub_copy, monkeypatch):
     pieces = HubSet(str(hub_copy), rows_per_document=2)
     assert list(sources._hub_documents(pieces, "local ", "text", 0)) == [
         "row 0.0\nrow 0.1",
         "row 0.2\nrow 0.3",
         "row 0.4",
     ]
+    monkeypatch.setattr(
+        sources, "_hub_rows", lambda *_: [{"text": c} for c in ("a ", " ", "b")]
+    )
+    few = HubSet("x", rows_per_document=3)
+    assert list(sources._hub_documents(few, "", "text", 0)) == ["a\nb"]  # no blank lines
 
 
 def test_a_network_that_fails_is_told_in_one_line(monkeypatch):
@@ -94,7 +115,7 @@ def test_a_network_that_fails_is_told_in_one_line(monkeypatch):
 
         def shard(self, num_shards, index):
             yield {"text": "one"}
-            raise ConnectionError("reset\nby peer")
+            raise RuntimeError("reset\nby peer")  # as odd as those of the libraries
 
     monkeypatch.setattr(sources, "_stream", lambda *_: Stream())
     rows = sources._hub_documents(HubSet("x"), "a commit", "text", 0)
@@ -102,25 +123,51 @@ def test_a_network_that_fails_is_told_in_one_line(monkeypatch):
     told(lambda: next(rows), "hub data set x", "reset", "the same command goes on")
 
 
+def test_of_the_hub_only_the_column_is_read(monkeypatch):
+    stream = Mock(num_shards=1, column_names=["image", "Text"])
+    stream.select_columns.return_value.shard.return_value = [{"Text": "one"}]
+    stream.select_columns.return_value.num_shards = 1
+    monkeypatch.setattr(sources, "_stream", lambda *_: stream)
+    assert [*sources._hub_documents(HubSet("x"), "a commit", "text", 0)] == ["one"]
+    stream.select_columns.assert_called_once_with(["Text"])
+
+
+def test_a_hub_data_set_has_a_configuration_and_a_split():
+    assert hub_set("hub:a/b") == HubSet("a/b", None, "train")
+    assert hub_set("hub:a/b,en") == HubSet("a/b", "en", "train")
+    assert hub_set("hub:a/b,,test") == HubSet("a/b", None, "test")
+
+
+def test_a_file_is_read_as_the_settings_say(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,smiles,body\none,CO,two\n")
+    assert opened(text(str(path)))[1] == ["one"]
+    assert opened(DataConfig(kind="smiles", source=(str(path),)))[1] == ["CO"]
+    assert opened(text(str(path), column="body"))[1] == ["two"]
+
+
 def test_files_beside_each_other_are_one_source(tmp_path, hub_copy):
     files = [str(tmp_path / name) for name in ("a.txt", "b.txt", "c.txt")]
     for name, content in zip(files, ("same\n", "same\n", "other\n"), strict=True):
         (tmp_path / name).write_text(content)
-    parts = open_sources(text(*files[:2], f"hub:{hub_copy}", files[2]))
-    assert [part.name for part in parts] == [", ".join(files[:2]), f"hub:{hub_copy}", files[2]]
+    hubs = [f"hub:{hub_copy}", f"hub:{hub_copy},,train"]
+    parts = open_sources(text(*files[:2], *hubs, files[2]))
+    assert [part.name for part in parts] == [", ".join(files[:2]), *hubs, files[2]]
     first, second = (unit.fingerprint for unit in parts[0].units)
-    assert first == second != parts[2].units[0].fingerprint
+    assert first == second != parts[3].units[0].fingerprint
 
 
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["wikipedai"], ["no named data set", "wikipedia"]),
+        (["wikipedai"], ["no named data set", "did you mean wikipedia?"]),
         (["none.txt"], ["no such file", "existing path"]),
         (["corpus.gz"], ["no known suffix"]),
         (["zinc"], ["holds smiles, data.kind is text"]),
         (["bookcorpus"], ["bookcorpus-unlicensed"]),
         (["hub:"], ["hub:ID,CONFIG,SPLIT"]),
+        (["hub:a/b,en,train,x"], ["hub:ID,CONFIG,SPLIT"]),
+        (["wikipedia", "books.txtt.gz"], ["did you mean .txt?"]),
     ],
 )
 def test_a_source_that_cannot_be_is_told(words, parts):
@@ -131,18 +178,27 @@ def test_a_source_that_can_be_is_taken(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     check_sources(text("bookcorpus-unlicensed", str(tmp_path / "a.txt")))
     assert all(kind_of((w,)) == "smiles" for w in ("zinc", "x.smi.xz", "X.SMI", "a.lmdb"))
-    assert kind_of(("wikipedia",)) == "text"
+    assert kind_of(("wikipedia",)) == "text" and kind_of(("x.csv", "zinc")) == "smiles"
     assert not any(kind_of((w,)) for w in ("x.csv", "hub:a/b.smi", "x.smi.txt"))
 
 
 def test_sizes_are_told_from_cards_and_files(tmp_path):
     for named in NAMED.values():
         assert named.kind and named.licence and named.num_documents and named.num_text_bytes
-    assert size_of("zinc", DataConfig(kind="smiles")).documents == 20_693_269
+    books = NAMED["bookcorpus-unlicensed"]
+    assert books.num_documents * books.rows_per_document == pytest.approx(74_004_228, abs=999)
     few = size_of("wikipedia", text(max_documents=64_000))
     assert few.documents == 64_000 and few.text_bytes == pytest.approx(2e8)
+    assert few.tokens == pytest.approx(2e8 / 4.3)
+    assert size_of("zinc", DataConfig(kind="smiles", max_documents=10**9)) == (
+        20_693_269, 930_000_000, pytest.approx(930_000_000 / 1.05)
+    )  # fmt: skip
     (tmp_path / "a.txt").write_bytes(b"x" * 430)
-    (tmp_path / "b.txt.gz").write_bytes(b"x" * 100)
     assert size_of(str(tmp_path / "a.txt"), text()) == (None, 430, pytest.approx(100))
-    assert size_of(str(tmp_path / "b.txt.gz"), text()).text_bytes == 300
+    for name, growth in (
+        ("b.txt.gz", 3), ("B.TXT.GZ", 3), ("b.csv.xz", 4), ("b.parquet", 2), ("b.lmdb", 0.01)
+    ):  # fmt: skip
+        (tmp_path / name).write_bytes(b"x" * 105)
+        size = size_of(str(tmp_path / name), DataConfig(kind="smiles"))
+        assert size == (None, pytest.approx(105 * growth), pytest.approx(100 * growth))
     assert size_of("hub:a/b", text()) == (None, None, None)

@@ -30,10 +30,12 @@ CC(=O)N | (=O)
 C(C(F)Cl)O | (C(F)Cl) (F)
 c1ccccc1O | c1ccccc1
 C1=CCCCC=1 | C1=CCCCC=1
+C=1CCCCC1O | C=1CCCCC1
 c1ccc2ccccc2c1 | c1ccc2ccccc2c1
 C1CCC2(CC1)CCC2 | C1CCC2(CC1)CCC2 (CC1)
 c1ccc(-c2ccccc2)cc1C | c1ccccc1 c2ccccc2 (-c2ccccc2)
 c1ccc(CC(=O)O)c(C)c1 | c1ccccc1 (CC(=O)O) (=O) (C)
+C1CC(C2CCCCC=2)CC1 | C1CCCC1 C2CCCCC=2 (C2CCCCC=2)
 C1CC(CC1C)N | C1CC(CC1) (CC1C)
 CC1CC(=O)N1 | C1CCN1 (=O)
 CN1C(=O)/C(=C/c2ccco2)SC1=S | N1C/CSC1 c2ccco2 (=O) (=C/c2ccco2)
@@ -65,10 +67,13 @@ def characters() -> Tokenizer:
 
 
 def texts(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
-    """What the units of several tokens hide, sorted."""
+    """What the units of several tokens hide, sorted; each token in none of them is a unit."""
     units = Units.of(tokenizer)(token_ids, len(token_ids))
-    words = [[tokenizer.decode([token_ids[n]]) for n in unit] for unit in units]
-    return sorted("".join(word) for word in words if len(word) > 1)
+    several = [unit for unit in units if len(unit) > 1]
+    others = set(range(len(token_ids))).difference(*several)
+    assert units == several + [[n] for n in sorted(others)]
+    words = [[tokenizer.decode([token_ids[n]]) for n in unit] for unit in several]
+    return sorted(map("".join, words))
 
 
 # ---- molecules ----
@@ -202,15 +207,31 @@ def test_marks_and_joiners_do_not_end_a_word(word):
 def test_a_name_that_stands_too_often_to_be_hidden_whole_is_hidden_place_by_place():
     tokenizer = byte_level()
     ids = tokenizer.encode("Zoe " * 4)
-    units = [unit for unit in Units.of(tokenizer)(ids, 6) if len(unit) > 1]
+    find, whole = Units.of(tokenizer), max(Units.of(tokenizer)(ids, len(ids)), key=len)
+    assert find(ids, len(whole))[0] == whole
+    units = [unit for unit in find(ids, len(whole) - 1) if len(unit) > 1]
     assert [tokenizer.decode([ids[n] for n in unit]).strip() for unit in units] == 4 * ["Zoe"]
+
+
+@pytest.mark.parametrize(
+    ("word", "is_name"), [("Al", True), ("I", False), ("12", False), ("iPod", False)]
+)
+def test_a_name_is_a_capitalised_word_of_two_letters_or_more(word, is_name):
+    n = len(word)
+    pieces = [(0, n), (n + 1, 2 * n + 1)]
+    units = [pieces] if is_name else [[piece] for piece in pieces]
+    assert _in_text(f"{word} {word}") == units
 
 
 def test_a_unit_ends_at_a_special_token():
     tokenizer = byte_level()
-    ids = [*tokenizer.encode("dog"), SPECIAL.sep, *tokenizer.encode("dog")]
+    ids = [*tokenizer.encode("dog"), SPECIAL.sep] * 2
     n = len(ids) // 2
-    assert Units.of(tokenizer)(ids, 99)[:2] == [[*range(n)], [*range(n + 1, 2 * n + 1)]]
+    words = [[*range(n - 1)], [*range(n, 2 * n - 1)]]
+    assert Units.of(tokenizer)(ids, 99) == [*words, [n - 1], [2 * n - 1]]
+    molecules = symbols()
+    row = [*molecules.encode("C1C"), SPECIAL.sep, *molecules.encode("C1")]
+    assert Units.of(molecules)(row, 99) == [[n] for n in range(6)]
 
 
 # ---- both ----

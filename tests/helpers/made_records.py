@@ -22,8 +22,6 @@ def made_record(sweep="repeated-mlm", cell="toy-exlm", seed=1, **changes):
 def write(directory, *made):
     """Records as the sweep writes them."""
     for record in made:
-        folder = directory / record["sweep"]
-        folder.mkdir(exist_ok=True)
-        name = f"{record['cell']}-seed{record['seed']}.json"
-        (folder / name).write_text(json.dumps(record))
+        with open(directory / f"{record['sweep']}.jsonl", "a") as lines:
+            lines.write(json.dumps(record) + "\n")
     return directory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import shutil
 from dataclasses import replace
@@ -17,7 +16,7 @@ from scipy import stats
 from tiny_runs import CELL, DATA
 
 from exlm_lab import sweep as command
-from exlm_lab.experiments import frozen, verdicts
+from exlm_lab.experiments import frozen, records, verdicts
 from exlm_lab.experiments.catalogue import EXPERIMENTS
 from exlm_lab.experiments.cells import Cell, Claim, Experiment
 from exlm_lab.experiments.running import Runner
@@ -134,7 +133,7 @@ def run(folder, *more):
 
 
 def written(folder):
-    return {path.name: path.read_bytes() for path in (folder / "out" / "tiny").glob("*.json")}
+    return records.read("tiny", folder / "out")
 
 
 @pytest.mark.slow
@@ -142,7 +141,7 @@ def test_a_run_that_another_worker_has_taken_is_left_to_it(tiny, tmp_path, capsy
     with locked_directory(tmp_path / "work" / "queue" / "tiny" / "ours-seed1"):
         assert run(tmp_path) == 0
     assert len(written(tmp_path)) == 3
-    assert "ours-seed1.json" not in written(tmp_path)
+    assert ("ours", 1) not in written(tmp_path)
 
 
 def test_a_run_that_diverges_is_left_out_and_the_next_is_made(tiny, tmp_path, capsys):
@@ -151,7 +150,7 @@ def test_a_run_that_diverges_is_left_out_and_the_next_is_made(tiny, tmp_path, ca
     tiny["tiny"] = replace(tiny["tiny"], cells=(hot, base))
     assert run(tmp_path) == 2
     assert "not recorded, see above: ours seed 1, ours seed 2" in capsys.readouterr().err
-    assert list(written(tmp_path)) == ["base-seed1.json", "base-seed2.json"]
+    assert list(written(tmp_path)) == [("base", 1), ("base", 2)]
 
 
 def test_first_seeds_come_first_and_what_has_no_data_is_left_out(
@@ -185,11 +184,11 @@ def test_a_record_of_molecules_holds_what_pairs_and_frozen_states_say(
     cell = Cell("exlm", "molecules", "sweep/smiles", settings, seeds=(1,))
     monkeypatch.setitem(tiny, "tiny", Experiment("tiny", "", (cell,), (), "a plan"))
     assert run(tmp_path) == 0
-    first = json.loads(written(tmp_path)["exlm-seed1.json"])["metrics"]
+    first = written(tmp_path)["exlm", 1]["metrics"]
     assert first.keys() >= {"bits_per_mask", "rings_together_bits", "read_qed"}
     shutil.rmtree(tmp_path / "out")
     assert run(tmp_path) == 0
-    assert json.loads(written(tmp_path)["exlm-seed1.json"])["metrics"] == first
+    assert written(tmp_path)["exlm", 1]["metrics"] == first
 
 
 # ---- runs of equal competence ----

@@ -22,7 +22,7 @@ from exlm_lab.experiments.cells import Cell, load_base
 from exlm_lab.experiments.ledger import SweepLedger
 from exlm_lab.experiments.metric_names import is_share
 from exlm_lab.experiments.paper import printed
-from exlm_lab.experiments.records import collect, read_all, read_record
+from exlm_lab.experiments.records import add, read
 from exlm_lab.experiments.running import Runner
 from exlm_mini.config import RunConfig, TrainConfig
 from exlm_mini.config.recipes import plain
@@ -138,7 +138,7 @@ def run(folder, *more):
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted((folder / "out").rglob("*.json*"))}
+    return {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
 
 
 @pytest.mark.slow
@@ -146,8 +146,8 @@ def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
     start = time.monotonic()
     assert run(tmp_path) == 0
     passed = time.monotonic() - start
-    folder = tmp_path / "out" / "ablations"
-    record = read_record(folder / "toy-exlm-seed1.json")
+    records = read("ablations", tmp_path / "out")
+    record = records["toy-exlm", 1]
     assert record["sweep"] == "ablations"
     assert [point["step"] for point in record["curve"]] == [3, 6]
     assert 0 <= record["downstream"]["test"] <= 1
@@ -156,9 +156,9 @@ def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
     assert record["config"] == plain(tiny["ablations"][0].config(1))
     assert record["versions"].keys() >= {"torch", "commit", "device", "python"}
     assert record["seconds"].keys() == {"pretrain", "measure", "finetune"}
-    timed = read_record(tmp_path / "out" / "cost" / "toy-k2-seed1.json")
+    timed = read("cost", tmp_path / "out")["toy-k2", 1]
     assert sum(record["seconds"].values()) + timed["seconds"]["measure"] <= passed
-    equal = read_record(folder / "toy-mlm++-seed1.json")
+    equal = records["toy-mlm++", 1]
     ratio = timed["metrics"]["cost_ratio"]
     assert equal["config"]["train"]["steps"] == round(6 * ratio)
     assert equal["metrics"]["cost_ratio"] == ratio
@@ -166,16 +166,12 @@ def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
     steps = set(re.findall(r"^toy-mlm\+\+ \d+/(\d+)", said, re.M))
     # With as many steps as MLM it is MLM, which is trained already.
     assert steps == {str(round(6 * ratio))} - {"6"}, said
-    # Called again it does nothing, and neither when the records are lines of one file.
-    for task in ([], ["collect"]):
-        if task:
-            assert sweep.main([*task, "--output", str(tmp_path / "out")]) == 0
-            capsys.readouterr()
-        before = contents(tmp_path)
-        assert run(tmp_path) == 0
-        assert contents(tmp_path) == before
-        out, err = capsys.readouterr()
-        assert out == "" and re.search(r"(\d+) of \1 recorded in .*--output", err)
+    # Called again it does nothing.
+    before = contents(tmp_path)
+    assert run(tmp_path) == 0
+    assert contents(tmp_path) == before
+    out, err = capsys.readouterr()
+    assert out == "" and re.search(r"(\d+) of \1 recorded in .*--output", err)
 
 
 def test_the_ratio_of_a_cost_is_measured_by_one_process_for_all(tiny, tmp_path, monkeypatch):
@@ -276,20 +272,16 @@ MLM = Cell("toy-mlm", "toy", "sweep/toy", CELL)
 
 def stored(folder, cell, **changed):
     """A record as a finished cell leaves it, as far as the ledger looks."""
-    ledger = SweepLedger(folder, "ablations", Runner(folder / "work"))
     own = {"config": plain(cell.config(1)), "version": ledgers.VERSION}
-    record = made_record(**{"sweep": "ablations", "cell": cell.name, **own, **changed})
-    path = ledger.path(cell, record["seed"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record))
-    return ledger, path
+    add(made_record(**{"sweep": "ablations", "cell": cell.name, **own, **changed}), folder)
+    return SweepLedger(folder, "ablations", Runner(folder / "work"))
 
 
 def test_a_setting_that_a_record_lacks_was_at_its_default(tmp_path):
     cell = replace(MLM, downstream=TASK)
     config, setting = plain(cell.config(1)), json.loads(json.dumps(asdict(TASK)))
     del config["model"]["clone_embedding_std"], setting["tune"]["pooler_dropout"]
-    ledger, _ = stored(tmp_path, cell, config=config, downstream={"setting": setting})
+    ledger = stored(tmp_path, cell, config=config, downstream={"setting": setting})
     assert ledger.record(cell, 1)
     other = replace(cell, settings={**CELL, "model.clone_embedding_std": 0.5})
     told(lambda: ledger.record(other, 1), "another config")
@@ -298,40 +290,39 @@ def test_a_setting_that_a_record_lacks_was_at_its_default(tmp_path):
 
 
 def test_a_record_of_other_settings_is_refused(tmp_path):
-    ledger, _ = stored(tmp_path, MLM)
+    ledger = stored(tmp_path, MLM)
     steps = replace(MLM, settings={**CELL, "train.steps": 7})
     watched = replace(MLM, watched={"excess_bits": 1.0})
-    for _ in range(2):  # a file, and a line of one
-        assert ledger.record(MLM, 1) and not ledger.record(MLM, 2)
-        told(lambda: ledger.record(steps, 1), "toy-mlm seed 1", "another config", "--output")
-        told(lambda: ledger.record(replace(MLM, downstream=TASK), 1), "another downstream")
-        told(lambda: ledger.record(watched, 1), "another watched")
-        collect("ablations", tmp_path)
-    for name, value in (("version", ledgers.VERSION + 1), ("sweep", "k-and-p")):
-        ledger, _ = stored(tmp_path / name, MLM, **{name: value})
-        told(lambda ledger=ledger: ledger.record(MLM, 1), tmp_path / name, f"another {name}")
+    assert ledger.record(MLM, 1) and not ledger.record(MLM, 2)
+    told(lambda: ledger.record(steps, 1), "toy-mlm seed 1", "another config", "--output")
+    told(lambda: ledger.record(replace(MLM, downstream=TASK), 1), "another downstream")
+    told(lambda: ledger.record(watched, 1), "another watched")
+    ledger = stored(tmp_path / "old", MLM, version=ledgers.VERSION + 1)
+    told(lambda: ledger.record(MLM, 1), tmp_path / "old", "another version")
 
 
-# ---- records of many runs in one file ----
-
-
-def test_collected_records_are_those_that_were_made_each_once(tmp_path, capsys):
-    for seed in (10, 2, 1):
+def test_records_are_sorted_by_cell_and_seed_each_once(tmp_path):
+    for seed in (10, 2, 1, 2):
         stored(tmp_path, MLM, seed=seed)
     stored(tmp_path, replace(MLM, name="toy-mlm++"))
-    before = read_all("ablations", tmp_path)
-    assert sweep.main(["collect", "ablations", "cost", "--output", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.startswith("ablations: 4 files are lines of ")
-    assert [path.name for path in tmp_path.iterdir()] == ["ablations.jsonl"]
-    after = read_all("ablations", tmp_path)
-    assert after == before
-    assert list(after) == [("toy-mlm++", 1), *(("toy-mlm", seed) for seed in (1, 2, 10))]
-    # One that is made later joins them, and one that says the same is no other.
-    stored(tmp_path, MLM), stored(tmp_path, MLM, seed=3)
-    assert sweep.main(["collect", "--output", str(tmp_path)]) == 0
-    assert set(read_all("ablations", tmp_path)) == {*after, ("toy-mlm", 3)}
-    lines = (tmp_path / "ablations.jsonl").read_text().splitlines()
-    assert len(lines) == 5 and json.loads(lines[-1])["seed"] == 10
+    made = [("toy-mlm++", 1), *(("toy-mlm", seed) for seed in (1, 2, 10))]
+    assert list(read("ablations", tmp_path)) == made
+    assert len((tmp_path / "ablations.jsonl").read_text().splitlines()) == len(made)
+
+
+def test_workers_that_end_together_leave_all_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "SECONDS_BETWEEN_LOOKS", 0.01)
+    trained = {"curve": [], "steps": 1, "seconds": 2.0}
+    monkeypatch.setattr(Runner, "train", lambda *_: trained)
+    monkeypatch.setattr(Runner, "measure", lambda *_: {})
+
+    def make(seed):
+        runner = Runner(tmp_path / "work", "cpu")
+        return SweepLedger(tmp_path / "out", "ablations", runner).run(MLM, seed)["seed"]
+
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(make, range(1, 9)))
+    assert [seed for _, seed in read("ablations", tmp_path / "out")] == made
 
 
 @pytest.mark.parametrize(("bits", "before"), [(math.nan, 2.0), (2.0, math.inf)])
@@ -342,4 +333,4 @@ def test_numbers_that_are_none_are_no_result(tmp_path, monkeypatch, bits, before
     monkeypatch.setattr(runner, "measure", lambda *_: {"bits_per_mask": bits})
     ledger = SweepLedger(tmp_path, "ablations", runner)
     told(lambda: ledger.run(MLM, 1), f"bits_per_mask is {bits + before - 2}", "not recorded")
-    assert not ledger.path(MLM, 1).exists()
+    assert not read("ablations", tmp_path)

@@ -1,6 +1,5 @@
 """Reports and figures say what the records hold, beside what the paper prints."""
 
-import json
 import math
 import re
 from dataclasses import replace
@@ -144,34 +143,30 @@ PLACES = st.sampled_from([(f"toy-p{p}-k{k}", p, k) for p, k in FIGURE_4])
         st.tuples(PLACES, st.integers(1, 12)), st.tuples(NUMBER, st.none() | NUMBER), min_size=1
     )
 )
-def test_runs_are_read_as_they_were_made_collected_or_not(made, tmp_path_factory):
+def test_runs_are_read_as_they_were_made(made, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for ((cell, p, k), seed), (bits, score) in made.items():
         record = grid_record(p, k, seed, score, bits)
         record["curve"] = curve_of(0.0, bits)
         write(folder, record | {"cell": cell})
-    for _ in range(2):
-        table = runs("repeated-mlm", folder)
-        assert set(table.index) == {(cell, seed) for (cell, _, _), seed in made}
-        last, values = table["validation_bits_per_row"], grid(table, "entropy_bits")
-        for ((cell, p, k), seed), (bits, score) in made.items():
-            assert bits == last[cell, seed] == by_seed(table, cell, "entropy_bits")[seed]
-            assert values[p, k][seed] == bits
-            scores = dict(measured(table, records.DOWNSTREAM))
-            assert scores.get((cell, seed)) == (None if score is None else 100 * score)
-        assert measured(table, "captured_bits").empty
-        records.collect("repeated-mlm", folder)
+    table = runs("repeated-mlm", folder)
+    assert set(table.index) == {(cell, seed) for (cell, _, _), seed in made}
+    last, values = table["validation_bits_per_row"], grid(table, "entropy_bits")
+    for ((cell, p, k), seed), (bits, score) in made.items():
+        assert bits == last[cell, seed] == by_seed(table, cell, "entropy_bits")[seed]
+        assert values[p, k][seed] == bits
+        scores = dict(measured(table, records.DOWNSTREAM))
+        assert scores.get((cell, seed)) == (None if score is None else 100 * score)
+    assert measured(table, "captured_bits").empty
 
 
 def test_a_record_of_another_sweep_or_recorded_twice_is_refused(tmp_path):
-    folder = write(tmp_path, made_record("ablations")) / "ablations"
-    twice = folder / "twice.json"
-    twice.write_text(json.dumps(made_record("ablations", curve=curve_of(1.0))))
-    for read in (tables.report, records.collect):
-        told(lambda read=read: read("ablations", tmp_path), "toy-exlm seed 1", "already")
-    assert len(list(folder.iterdir())) == 2
-    twice.write_text(json.dumps(made_record("saddle", seed=2)))
-    told(lambda: tables.report("ablations", tmp_path), "ablations", "sweep saddle")
+    write(tmp_path, made_record("ablations"), made_record("ablations", curve=curve_of(1.0)))
+    told(lambda: tables.report("ablations", tmp_path), "line 2", "toy-exlm seed 1", "already")
+    write(tmp_path, made_record("saddle")).joinpath("saddle.jsonl").rename(
+        tmp_path / "cost.jsonl"
+    )
+    told(lambda: tables.report("cost", tmp_path), "cost.jsonl line 1", "sweep saddle")
 
 
 # ---- reports ----
@@ -243,8 +238,8 @@ def test_a_run_has_left_the_floor_when_it_stays_below(tmp_path, joint, bits, ste
     write(tmp_path, made_record("saddle", metrics=metrics, curve=curve_of(*bits)))
     ((_, run),) = runs("saddle", tmp_path).iterrows()
     assert leaving(run) == (step or math.inf)
-    unknown = made_record("saddle", metrics={}, curve=curve_of(*bits))
-    ((_, run),) = runs("saddle", write(tmp_path, unknown)).iterrows()
+    unknown = made_record("saddle", seed=2, metrics={}, curve=curve_of(*bits))
+    (_, (_, run)) = runs("saddle", write(tmp_path, unknown)).iterrows()
     assert leaving(run) is None
 
 

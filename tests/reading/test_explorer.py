@@ -183,10 +183,12 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(UserError, match="have none"):
         reading = read_row(exlm(CONFIG), ROW)
         read_scene(reading._replace(graph=None), TOKENIZER, ROW)
-    for words, states in [({1: "angry"}, {}), ({}, {1: "3.1"}), ({3: "glad"}, {}),
+    for words, states in [({1: "angry"}, {}), ({}, {1: "3.1"}), ({}, {3: "1.1"}),
                           ({0: "glad"}, {}), ({1: "glad"}, {1: "1.1"})]:  # fmt: skip
         with pytest.raises(ValueError):
             conditionals(MOODS, words, states)
+    with pytest.raises(ValueError):
+        MOODS._replace(token_LW=[[math.nan]]).to_json()
 
 
 # ---- the page ----

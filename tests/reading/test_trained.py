@@ -15,9 +15,11 @@ import exlm_mini
 from exlm_mini.config import DataConfig
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.molecules import Cleaning
-from exlm_mini.data.tokenizer import train_smiles
+from exlm_mini.data.tokenizer import train_smiles, visible
 from exlm_mini.model.exlm import token_states
 from exlm_mini.reading import trained
+from exlm_mini.reading.decoding import top_tokens
+from exlm_mini.reading.entries import listed, readable, tell
 
 SMILES = ["CC(=O)N", "CCO", "C1CCCCC1"]
 
@@ -80,6 +82,24 @@ def test_what_is_around_a_molecule_changes_nothing(around, runs):
     assert model.fill(around.format(masked)).text == model.fill(masked).text
 
 
+def test_an_explorer_has_a_dozen_words_for_a_mask_and_the_three_likeliest_of_each_state():
+    model, text = exlm_mini.load("english"), "The [MASK] of the [MASK] house."
+    scene, reading = model.explore(text).scene, model.fill(text).reading
+    tokenizer, special_ids = model.tokenizer, model.tokenizer.special_ids
+    offered = top_tokens(reading.log_token_SV, 12, special_ids)[0].tolist()
+    of_states = top_tokens(reading.states.log_token_LV, 3, special_ids)[0].tolist()
+    shown = [[visible(tokenizer, i) for i in row] for row in offered + of_states]
+    assert [[scene.words[w] for w in row] for row in scene.offered] == shown[:2]
+    assert set(scene.words) == {word for row in shown for word in row}
+    assert scene.text == ["The", "of the", "house."]
+    assert all(p == float(f"{p:.4g}") for row_W in scene.token_LW for p in row_W)
+
+
+def test_an_mlm_has_one_state_for_each_mask(runs):
+    scene = exlm_mini.load(runs / "mlm").explore("C[MASK]C[MASK]").scene
+    assert scene.text == ["C", "C", ""] and scene.labels == ["BOS", "1", "2", "EOS"]
+
+
 def test_blanks_within_a_text_count():
     english = exlm_mini.load("english")
     plain, *others = ("The [MASK]\nof it.", "The \n[MASK] of it.", "The  [MASK] of it.")
@@ -100,8 +120,9 @@ def test_a_model_knows_how_long_the_rows_were_that_it_learned(tmp_path, capsys):
     assert "rows of up to 32 tokens, and 1 of 2 texts" in capsys.readouterr().err
 
 
-def test_a_model_that_knows_double_bonds_keeps_them():
-    knows, not_ = train_smiles(["F/C=C\\F"]), train_smiles(["CCF"])
+@pytest.mark.parametrize("marked", ["F/C=C\\F", "C[C@H](N)O", "C[C@@H](N)O"])
+def test_a_model_that_knows_a_stereo_mark_keeps_them(marked):
+    knows, not_ = train_smiles([marked]), train_smiles(["CCF"])
     assert not Cleaning.needed_by(knows).strip_stereo and Cleaning.needed_by(not_).strip_stereo
 
 
@@ -112,6 +133,8 @@ def test_stereo_marks_that_a_model_lacks_are_left_out_and_other_unknowns_told(ca
     model.embed(["CCO", "CCCCO[Na]CCCC"])
     assert "1 of 2 texts hold what" in (said := capsys.readouterr().err)
     assert "[Na]" in said and "texts[1]" in said
+    half, more = model.embed(["C[Na]", "CC[Na][Na][Na]"]).isnan().all(dim=1).tolist()
+    assert not half and more
 
 
 def test_what_cannot_be_read_is_told(runs, capsys):
@@ -125,6 +148,28 @@ def test_what_cannot_be_read_is_told(runs, capsys):
         told(lambda entry=entry: model.loss(["CC", entry]), "texts[1]")
     for entry in strange:
         told(lambda entry=entry: model.fill(entry), "the text")
+    told(lambda: model.loss(["[#6;R]"]), "in '[#6;R]'; leave it out")
+    told(lambda: model.loss(["C;C\nN"]), "its name; leave it out")
     told(lambda: model.loss(3), "texts[0]: it is no text")
     told(lambda: model.loss(["CC", "C[MASK]"]), "texts[1]", "without masks")
     told(lambda: model.loss([]), "at least one")
+
+
+@pytest.mark.parametrize("num_unreadable", [0, 10, 11, 1234])
+def test_ten_unreadable_entries_are_named_in_order_and_the_others_counted(num_unreadable):
+    lines: list[str] = []
+    reasons = {place: f"reason {place}" for place in reversed(range(num_unreadable))}
+    tell(reasons, "row {}", "left out", lines.append, first=5)
+    named = [f"row {5 + place}: reason {place}; left out" for place in range(num_unreadable)]
+    others = [f"{num_unreadable - 10:,} more are unreadable; left out"]
+    assert lines == named[:10] + others * (num_unreadable > 10)
+
+
+def test_entries_are_read_as_what_they_are():
+    values = ["OCC ethanol", "[Xx]", " ", None]
+    assert readable(values[:1], "text", Cleaning(canonical=True))[0] == ["OCC ethanol"]
+    assert readable(values[:2], "smiles")[0] == ["OCC", "[Xx]"]
+    texts, reasons = readable(values, "smiles", Cleaning(canonical=True))
+    assert texts == ["CCO", "", "", ""] and list(reasons) == [1, 2, 3]
+    assert [reasons[2], reasons[3]] == ["it is empty", "it is no text"]
+    assert listed("CO") == ["CO"] and listed(3) == [3] and listed(iter("CO")) == ["C", "O"]

@@ -16,14 +16,12 @@ from squad_files import PETS
 from tiny_runs import DATA, tiny_run
 
 from exlm_lab.downstream.catalogue import load_task
-from exlm_lab.downstream.finetuning import fine_tune
 from exlm_lab.downstream.prepared import make_problem
 from exlm_lab.downstream.runs import TuningLedger
 from exlm_lab.downstream.settings import ReadingConfig, TuneConfig
 from exlm_lab.downstream.squad import load_squad
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_lab.experiments import records
-from exlm_lab.experiments.records import read_lines, read_record
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.reading.trained import load, open_checkpoint
 from exlm_mini.training.trainer import Trainer
@@ -57,14 +55,12 @@ def places(tmp_path_factory) -> dict[str, Place]:
     quick = TuneConfig(epochs=1, batch_size=2)
     ledger = TuningLedger(home, pretrained, problem, "cpu")
     ledger.run(quick, 1)
-    cell, running = ledger.path(quick, 1), home / "running"
-    fine_tune(pretrained, problem, quick, 1, running, "cpu")
+    cell = ledger.path(quick, 1)
     for name in ("train", "dev"):
         content = json.dumps({"data": PETS["data"]})
         (home / f"{name}-v2.0.json").write_text(content)
     folder = write_task(home, "rte")
     record = made_record("s")
-    (home / "record.json").write_text(json.dumps(record))
     (home / "s.jsonl").write_text(json.dumps(record) + "\n")
     parts, downstream = "exlm_mini.training.parts", "exlm_lab.downstream"
     return {
@@ -92,27 +88,17 @@ def places(tmp_path_factory) -> dict[str, Place]:
             f"{downstream}.examples.find_column",
         ),
         "cell": Place(cell, lambda: ledger.run(quick, 1), f"{downstream}.runs.check_identity"),
-        "run": Place(
-            running / "run.json",
-            lambda: fine_tune(pretrained, problem, quick, 1, running, "cpu"),
-            f"{downstream}.finetuning.check_identity",
-        ),
-        "record": Place(
-            home / "record.json",
-            lambda: read_record(home / "record.json"),
-            "exlm_lab.experiments.records._check_settings",
-        ),
         "line": Place(
             home / "s.jsonl",
-            lambda: read_lines(home / "s.jsonl"),
+            lambda: records.read("s", home),
             "exlm_lab.experiments.records._check_settings",
         ),
     }
 
 
 PLACES = [
-    "manifest", "model", "settings", "tokenizer", "moments", "squad", "glue", "cell", "run",
-    "record", "line",
+    "manifest", "model", "settings", "tokenizer", "moments", "squad", "glue", "cell",
+    "line",
 ]  # fmt: skip
 
 
@@ -123,7 +109,7 @@ def test_a_bug_of_ours_is_no_damage(name, kind, places, monkeypatch):
         raise kind("our own bug")
 
     monkeypatch.setattr(places[name].ours, broken)
-    records._lines.cache_clear()
+    records._read.cache_clear()
     with pytest.raises(kind, match="our own bug") as caught:
         places[name].read()
     assert caught.type is kind and caught.traceback[-1].name == "broken"
