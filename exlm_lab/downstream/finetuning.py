@@ -9,9 +9,10 @@ Shapes: R rows, B rows of a batch, N tokens of a row, C outputs of the head.
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,17 +35,19 @@ from transformers.utils import logging
 
 import exlm_mini.hf as hf
 from exlm_lab.downstream.inputs import batch_of
-from exlm_lab.downstream.prepared import Part, Problem
-from exlm_lab.downstream.saving import last_checkpoint
+from exlm_lab.downstream.prepared import Part, Problem, identity_of
+from exlm_lab.downstream.saving import digest_of, intact_checkpoint
 from exlm_lab.downstream.settings import TuneConfig
-from exlm_lab.ledger import MADE_AGAIN, StoppedError
-from exlm_mini.data.files import reading
+from exlm_lab.ledger import MADE_AGAIN, StoppedError, check_identity
+from exlm_mini.data.files import read_json, write_json
 from exlm_mini.reading.trained import Trained
 from exlm_mini.training.console import Progress
 from exlm_mini.training.processes import choose_device, is_in_bf16
 from exlm_mini.training.step import DivergedError
 
 EVALUATION_ROWS = 64
+RUN = "run.json"
+"""What a directory was made with, and the seconds that were spent there."""
 
 
 class Tuned(NamedTuple):
@@ -62,7 +65,7 @@ class Tuned(NamedTuple):
     parameters: int
     """Of the encoder and the head."""
     seconds: float
-    """Of all starts, each up to its last epoch."""
+    """Of all starts."""
 
 
 def model_for(pretrained: Trained, problem: Problem, config: TuneConfig, seed: int) -> Any:
@@ -96,17 +99,31 @@ def fine_tune(
 ) -> Tuned:
     """Fine-tune, evaluated after each epoch by the task's metrics on the validation rows.
 
-    Args:
-        directory: of this run alone; what is there goes on from its last checkpoint.
-
     Raises:
         StoppedError: if it was asked to stop.
         DivergedError: if a loss or a score is not finite.
     """
-    watcher, chosen = _Watcher(on_progress, should_stop), choose_device(device)
+    chosen, start = choose_device(device), time.monotonic()
+    identity, run = identity_of(pretrained, problem, config, seed), directory / RUN
+    before: dict[str, Any] = {"identity": identity, "seconds": 0.0, "sha256": {}}
+    if run.exists():
+        before = read_json(run, MADE_AGAIN)
+        remedy = "use the same settings, or choose another --output"
+        check_identity(run, before["identity"], identity, remedy)
     directory.mkdir(parents=True, exist_ok=True)
+
+    def note() -> float:
+        seconds = before["seconds"] + time.monotonic() - start
+        saved = {path.name: digest_of(path) for path in directory.glob("checkpoint-*")}
+        record = {"identity": identity, "seconds": seconds, "sha256": saved}
+        write_json(run, record)
+        return seconds
+
+    checkpoint = intact_checkpoint(directory, before["sha256"])
+    note()
+    watcher = _Watcher(on_progress, should_stop, note)
     trainer = _trainer(pretrained, problem, config, seed, directory, chosen, watcher)
-    trainer.train(resume_from_checkpoint=last_checkpoint(directory))
+    trainer.train(resume_from_checkpoint=checkpoint)
     evaluations = [line for line in trainer.state.log_history if "eval_loss" in line]
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     metrics = {name: part.judge(_scores(trainer, part)) for name, part in problem.parts.items()}
@@ -133,7 +150,7 @@ def fine_tune(
         history,
         trainer.state.global_step,
         sum(parameter.numel() for parameter in trained),
-        watcher.seconds(),
+        note(),
     )
 
 
@@ -163,15 +180,9 @@ class _Watcher(TrainerCallback):
 
     on_progress: Callable[[Progress], None]
     should_stop: Callable[[], bool]
+    note: Callable[[], float]
     is_stopped: bool = False
     loss: float = math.nan
-    start: float = field(default_factory=time.monotonic)
-
-    def seconds(self) -> float:
-        return time.monotonic() - self.start
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.start -= state.log_history[-1]["seconds"] if state.log_history else 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.on_progress(Progress(state.global_step, self.loss, math.nan, None))
@@ -183,29 +194,29 @@ class _Watcher(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         logs = kwargs["logs"]
         self.loss = logs.get("loss", self.loss)
-        state.log_history[-1]["seconds"] = self.seconds()
         if not math.isfinite(logs.get("loss", 0.0)):
             raise DivergedError(_advice(f"the loss before step {state.global_step}", args))
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.is_stopped:  # to end the training would also end, and judge, its epoch
+        self.note()
+        # Not sooner: a run that is killed goes on from a checkpoint that was noted.
+        needed = {
+            f"checkpoint-{state.global_step}",
+            Path(state.best_model_checkpoint or "").name,
+        }
+        for checkpoint in Path(args.output_dir).glob("checkpoint-*"):
+            if checkpoint.name not in needed:
+                shutil.rmtree(checkpoint)
+        # To end the training would also end, and judge, its epoch; one that ends anyway is done.
+        if self.is_stopped and not control.should_training_stop:
             raise StoppedError
 
 
 class _Trainer(Trainer):
-    """Scores come in the order of the rows, though training sorts them by length; a checkpoint
-    that cannot be read is told in one line."""
+    """Scores come in the order of the rows, though training sorts them by length."""
 
     def _get_eval_sampler(self, eval_dataset: Any) -> SequentialSampler:
         return SequentialSampler(eval_dataset)
-
-    def _load_from_checkpoint(self, path: str, *more: Any) -> None:
-        with reading(path, MADE_AGAIN, errors=Exception):
-            super()._load_from_checkpoint(path, *more)
-
-    def _load_optimizer_and_scheduler(self, path: str | None) -> None:
-        with reading(path, MADE_AGAIN, errors=Exception):
-            super()._load_optimizer_and_scheduler(path)
 
 
 def _trainer(
@@ -235,8 +246,7 @@ def _trainer(
         train_sampling_strategy="group_by_length",  # little padding
         eval_strategy="epoch",
         save_strategy="epoch",
-        save_total_limit=1,  # beside the best
-        restore_callback_states_from_checkpoint=True,  # of train.patience
+        restore_callback_states_from_checkpoint=True,  # the count of train.patience
         logging_strategy="epoch",
         logging_nan_inf_filter=False,
         load_best_model_at_end=True,

@@ -3,7 +3,7 @@
 The ledger is a directory::
 
     cells/TASK/SETTING/seed-1.json           metrics of a finished run, written atomically
-    running/HASH/                            checkpoints of an unfinished run, by its identity
+    running/TASK/SETTING/seed-1/             metrics and checkpoints of an unfinished run
 
 Finished runs are not repeated, so a killed command resumes where it stopped.
 """
@@ -27,7 +27,7 @@ from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
 from exlm_lab.ledger import MADE_AGAIN, StoppedError, check_identity
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import read_json, seal_of, write_json
+from exlm_mini.data.files import read_json, write_json
 from exlm_mini.reading.runs import fine_tuning
 from exlm_mini.reading.trained import Trained
 from exlm_mini.training.console import Progress, ProgressLine, in_words
@@ -95,7 +95,7 @@ class TuningLedger:
         path = self.path(config, seed)
         run = identity_of(self.pretrained, self.problem, config, seed)
         identity = {"task": self.problem.task.name, **run}
-        running = self.directory / "running" / seal_of(run)[:16]
+        running = self.directory / "running" / self._name(config, seed)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)  # a long run is not made in vain
             write_json(path, identity | self._made(config, seed, running, on_progress))
@@ -104,8 +104,9 @@ class TuningLedger:
         check_identity(path, record, identity, remedy)
         # Still there after a kill just before this line.
         shutil.rmtree(running, ignore_errors=True)
-        with contextlib.suppress(OSError):  # other runs are in there
-            running.parent.rmdir()
+        for parent in list(running.parents)[:3]:  # SETTING, TASK and running/ itself
+            with contextlib.suppress(OSError):  # other runs are in there
+                parent.rmdir()
         return record
 
     def _made(

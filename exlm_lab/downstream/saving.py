@@ -2,28 +2,60 @@
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerState
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import get_last_checkpoint
 
 from exlm_lab.downstream.prepared import Problem
+from exlm_mini.config.checks import UserError
 from exlm_mini.export import AUTO_MAPS, REMOTE_CODE
 from exlm_mini.hf import tokenizer_for
 from exlm_mini.reading.runs import fine_tuning
 from exlm_mini.reading.trained import Trained
 
 
-def last_checkpoint(directory: Path) -> str | None:
-    """The last checkpoint in a run's directory that is whole: its state is written last."""
-    checkpoints = directory.glob("checkpoint-*")
-    for checkpoint in sorted(checkpoints, key=lambda path: int(path.name[11:]), reverse=True):
-        with contextlib.suppress(OSError, ValueError):
-            TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-            return str(checkpoint)
-    return None
+def intact_checkpoint(directory: Path, digests: Mapping[str, str]) -> str | None:
+    """The last checkpoint in a run's directory.
+
+    One that was cut off while it was saved or removed goes. Raises ``UserError`` if the last or the
+    best is not as it was saved.
+    """
+    for checkpoint in directory.glob("checkpoint-*"):
+        if checkpoint.name not in digests:
+            shutil.rmtree(checkpoint)
+    last = get_last_checkpoint(str(directory))
+    if last is None:
+        return None
+    _check_digest(Path(last), digests)
+    state = TrainerState.load_from_json(str(Path(last) / "trainer_state.json"))
+    best = Path(state.best_model_checkpoint or last).name
+    for checkpoint in directory.glob("checkpoint-*"):
+        if checkpoint.name == best:
+            _check_digest(checkpoint, digests)
+        elif checkpoint != Path(last):
+            shutil.rmtree(checkpoint)
+    return last
+
+
+def _check_digest(checkpoint: Path, digests: Mapping[str, str]) -> None:
+    if digest_of(checkpoint) != digests[checkpoint.name]:
+        raise UserError(
+            f"{checkpoint} is damaged: its sha256 is another; restore it from a copy, or delete "
+            f"{checkpoint.parent}, and the run is made again"
+        )
+
+
+def digest_of(checkpoint: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(checkpoint.iterdir()):
+        data = path.read_bytes()
+        digest.update(f"{path.name} {len(data)}\n".encode() + data)
+    return digest.hexdigest()
 
 
 def save_model(

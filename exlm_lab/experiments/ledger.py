@@ -70,9 +70,10 @@ class SweepLedger(NamedTuple):
         """
         if record := self.record(cell, seed):
             return record
-        self.output.mkdir(parents=True, exist_ok=True)  # a long run is not made in vain
+        with self.runner.alone(self.output):  # can be written: a long run is not made in vain
+            pass
         record = _short(self._made(cell, seed, on_progress))
-        with self.runner.alone(self.runner.work / "queue" / self.sweep):
+        with self.runner.alone(self.output):
             add(record, self.output)
         return record
 

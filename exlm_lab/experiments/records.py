@@ -69,7 +69,7 @@ def read(name: str, directory: Path) -> Mapping[Key, Record]:
 
 
 def add(record: Record, directory: Path) -> None:
-    """Write the record of a run to the others of its experiment; for one writer at a time."""
+    """Write the record of a run to the others of its experiment; ``directory`` is locked."""
     records = {**read(record["sweep"], directory), key_of(record): record}
     order = sorted(records, key=lambda key: (f"{key[0]}-seed", key[1]))
     lines = (json.dumps(records[key]) + "\n" for key in order)

@@ -45,7 +45,7 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskScores:
-    """What ``MaskedLM`` says."""
+    """What ``MaskedLM`` says: a distribution for each mask."""
 
     token_logits_SV: Tensor
     """Row by row from left to right; k in turn for each mask that has k copies."""
@@ -56,7 +56,8 @@ class MaskScores:
     """k, if each mask is asked k times and the mean counts."""
 
     def scored(self, is_left_out_B: Tensor | None = None) -> Scored:
-        """The loss of training, a mean over masks, so that rows without any do not count."""
+        """The loss of training: a mean over masks, in which a row without any, whether left out or
+        not, does not count."""
         target_ids_S = self.target_ids_S.repeat_interleave(self.num_copies)
         num_correct = (self.token_logits_SV.detach().argmax(dim=1) == target_ids_S).sum()
         return Scored(mlm_loss(self.token_logits_SV, target_ids_S), 0, num_correct)
@@ -64,24 +65,28 @@ class MaskScores:
     @cached_property
     def log_token_SV(self) -> Tensor:
         """log P of every token in each mask, in nats."""
-        log_token_SkV = log_softmax(self.token_logits_SV).unflatten(0, (-1, self.num_copies))
+        log_token_SV = log_softmax(self.token_logits_SV)
+        if self.num_copies == 1:
+            return log_token_SV
+        log_token_SkV = log_token_SV.unflatten(0, (-1, self.num_copies))
         return log_token_SkV.logsumexp(dim=1) - math.log(self.num_copies)
 
     def guesses(self) -> Tensor:
-        """guess_ids_S, int64: the likeliest token of each mask, which accuracy counts."""
+        """guess_ids_S, int64: the likeliest token of each mask, or of each of its copies."""
         return self.token_logits_SV.argmax(dim=1)
 
     def log_joint(self, token_ids_S: Tensor | None = None) -> Tensor:
-        """log P of each row's masked tokens, (B,), or of these tokens in their place; a product."""
+        """log P of each row's masked tokens together, (B,), float64, or of these tokens in their
+        place: the product over the masks."""
         token_ids_S = self.target_ids_S if token_ids_S is None else token_ids_S
-        log_p_S = self.log_token_SV.gather(1, token_ids_S.unsqueeze(1)).squeeze(1)
+        log_p_S = self.log_token_SV.gather(1, token_ids_S.unsqueeze(1)).squeeze(1).double()
         zeros_B = log_p_S.new_zeros(len(self.is_masked_BN))
         return zeros_B.index_add(0, self.is_masked_BN.nonzero()[:, 0], log_p_S)
 
 
 @dataclass(frozen=True)
 class StateScores:
-    """What ExLM says: everything the alignment needs."""
+    """What ExLM says: the states of a graph, their edges, and what they emit."""
 
     log_emission_BML: Tensor
     """log P_u(y_i), in nats."""

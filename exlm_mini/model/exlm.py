@@ -114,7 +114,7 @@ class ExLM(nn.Module):
                 ``transition.blend``; 0 except at the start of training.
 
         Returns:
-            Scores for ``objectives.log_likelihood``.
+            Scores for ``answers.log_likelihood``.
         """
         hidden_BTD, graph = self.encode(masked_ids_BN, is_masked_BN, token_ids_BN)
         return self.score(self.states(hidden_BTD, graph), graph, chain_share)
@@ -122,7 +122,7 @@ class ExLM(nn.Module):
     def answer(
         self, batch: MaskedBatch, chain_share: float = 0.0, num_copies: int = 1
     ) -> StateScores:
-        """What the model says of a batch, as ``forward``."""
+        """What the model says of a batch, as ``forward``; ``num_copies`` is for ``MaskedLM``."""
         return self(*batch, chain_share)
 
     def states(self, hidden_BTD: Tensor, graph: StateGraph) -> Tensor:

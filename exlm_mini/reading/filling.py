@@ -65,6 +65,8 @@ def fill_at_once(
             paths (always the same), and takes the filling with the largest joint probability, a sum
             over all paths that needs no other pass. The tokens of the likeliest path need not be
             the likeliest filling; an MLM's are.
+
+    A row through whose states no path fits is filled from its last state.
     """
     masked_ids_BN, is_masked_BN, _ = batch
     filled_ids_BN = masked_ids_BN.clone()

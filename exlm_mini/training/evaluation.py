@@ -74,7 +74,7 @@ def row_bits_and_correct(
     correct_B = row_S.new_zeros(len(batch.token_ids_BN)).index_add(
         0, row_S, is_correct_S.long()
     )
-    return nats_to_bits(-said.log_joint()), correct_B
+    return nats_to_bits(-said.log_joint()).float(), correct_B
 
 
 def evaluate(

@@ -24,6 +24,7 @@ from exlm_lab.downstream.prepared import make_problem
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_lab.ledger import StoppedError
+from exlm_mini.data.files import read_json, write_json
 from exlm_mini.model import ExLM
 from exlm_mini.reading.trained import load
 from exlm_mini.training.step import DivergedError
@@ -95,11 +96,11 @@ def tuned(pretrained, problem, directory, config=CONFIG, seed=1, **watchers):
     return fine_tune(pretrained, problem, config, seed, directory, "cpu", **watchers)
 
 
-def stop_after(step, pretrained, problem, directory, config=CONFIG):
+def stop_after(step, pretrained, problem, directory):
     """Begin a run and stop it after so many steps."""
     steps = itertools.count(1)
     with pytest.raises(StoppedError):
-        tuned(pretrained, problem, directory, config, should_stop=lambda: next(steps) == step)
+        tuned(pretrained, problem, directory, should_stop=lambda: next(steps) == step)
 
 
 def test_an_easy_task_is_learnt_and_the_first_best_epoch_is_kept(pretrained, problem, tmp_path):
@@ -122,7 +123,7 @@ def test_every_setting_arrives_at_the_trainer(pretrained, problem, tmp_path):
     )  # fmt: skip
     own, default = vars(config), vars(TuneConfig())
     assert not [name for name in own if own[name] == default[name]]
-    watcher = finetuning._Watcher(print, lambda: False)
+    watcher = finetuning._Watcher(print, lambda: False, lambda: 0.0)
     device = torch.device("cpu")
     trainer = finetuning._trainer(pretrained, problem, config, 7, tmp_path, device, watcher)
     args, model = trainer.args, trainer.model.config
@@ -172,12 +173,12 @@ def test_a_run_that_is_killed_goes_on_from_an_epoch(pretrained, problem, tmp_pat
     assert len(run.history) == 4
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "scheduler.pt"])
+@pytest.mark.parametrize("file", ["model.safetensors", "scheduler.pt", "trainer_state.json"])
 def test_a_damaged_checkpoint_is_told_by_its_name(file, pretrained, problem, tmp_path):
     stop_after(2, pretrained, problem, tmp_path)
     path = tmp_path / "checkpoint-2" / file
     path.write_bytes(path.read_bytes()[:100])
-    told(lambda: tuned(pretrained, problem, tmp_path), "checkpoint-2", "made again")
+    told(lambda: tuned(pretrained, problem, tmp_path), "checkpoint-2", "sha256", "restore it")
 
 
 def test_neither_half_a_checkpoint_nor_what_is_left_of_an_old_one_does_harm(
@@ -186,8 +187,10 @@ def test_neither_half_a_checkpoint_nor_what_is_left_of_an_old_one_does_harm(
     stop_after(5, pretrained, problem, tmp_path)
     for other in ("checkpoint-1", "checkpoint-9"):
         shutil.copytree(tmp_path / "checkpoint-5", tmp_path / other)
-    (tmp_path / "checkpoint-1" / "model.safetensors").unlink()
-    (tmp_path / "checkpoint-9" / "trainer_state.json").write_bytes(b"cut")
+    (tmp_path / "checkpoint-9" / "optimizer.pt").write_bytes(b"cut")
+    record = read_json(tmp_path / "run.json", "")
+    record["sha256"]["checkpoint-1"] = "of all its files, when they were there"
+    write_json(tmp_path / "run.json", record)
     seen = []
     run = tuned(pretrained, problem, tmp_path, on_progress=seen.append)
     assert seen[0].step == 6 and len(run.history) == 4
@@ -196,13 +199,23 @@ def test_neither_half_a_checkpoint_nor_what_is_left_of_an_old_one_does_harm(
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_score_that_is_not_finite_stops_the_run(value, pretrained, problem, tmp_path):
-    watcher = finetuning._Watcher(print, lambda: False)
+    watcher = finetuning._Watcher(print, lambda: False, lambda: 0.0)
     device = torch.device("cpu")
     trainer = finetuning._trainer(pretrained, problem, CONFIG, 1, tmp_path, device, watcher)
     scores_RC = np.zeros((len(problem.parts["validation"].rows), 2))
     scores_RC[3, 1] = value
     with pytest.raises(DivergedError, match=r"^a score is not finite; lower learning_rate"):
         trainer.compute_metrics(EvalPrediction(scores_RC, None))
+
+
+def test_a_directory_of_another_run_is_refused(pretrained, problem, tmp_path):
+    stop_after(1, pretrained, problem, tmp_path)
+    other = dataclasses.replace(CONFIG, learning_rate=1e-3)
+    told(lambda: tuned(pretrained, problem, tmp_path, other), tmp_path, "another config")
+    told(lambda: tuned(pretrained, problem, tmp_path, seed=2), tmp_path, "another seed")
+    others = replace(pretrained, sha256="0"), problem._replace(sha256="0")
+    told(lambda: tuned(others[0], problem, tmp_path), tmp_path, "another pretrained")
+    told(lambda: tuned(pretrained, others[1], tmp_path), tmp_path, "another problem")
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(pretrained, problem, tmp_path):
@@ -255,13 +268,19 @@ def test_numbers_are_trained_standardised_and_given_back_in_their_units(pretrain
     assert np.sqrt(np.mean(error_R**2)) == pytest.approx(rmse, rel=1e-3)
 
 
+@pytest.mark.parametrize("after", [13, 15])  # within the last epoch, and at its end
 def test_a_run_without_progress_is_ended_and_keeps_its_first_weights(
-    pretrained, problem, tmp_path
+    pretrained, problem, tmp_path, after
 ):
     # So large a step ends in one class for all rows.
     config = replace(CONFIG, epochs=9, patience=2, learning_rate=0.3, warmup_share=0.0)
-    stop_after(13, pretrained, problem, tmp_path, config)
-    run = tuned(pretrained, problem, tmp_path, config)
+    steps = itertools.count(1)
+    try:
+        run = tuned(
+            pretrained, problem, tmp_path, config, should_stop=lambda: next(steps) == after
+        )
+    except StoppedError:
+        run = tuned(pretrained, problem, tmp_path, config)
     assert (run.best_epoch, len(run.history)) == (1, 3)
     saved = load_file(tmp_path / "checkpoint-5" / "model.safetensors")
     torch.testing.assert_close(dict(run.model.state_dict()), saved)

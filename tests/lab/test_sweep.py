@@ -317,7 +317,7 @@ def test_workers_that_end_together_leave_all_records(tmp_path, monkeypatch):
     monkeypatch.setattr(Runner, "measure", lambda *_: {})
 
     def make(seed):
-        runner = Runner(tmp_path / "work", "cpu")
+        runner = Runner(tmp_path / f"work-{seed}", "cpu")  # they share the output alone
         return SweepLedger(tmp_path / "out", "ablations", runner).run(MLM, seed)["seed"]
 
     with ThreadPoolExecutor(8) as pool:

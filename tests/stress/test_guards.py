@@ -16,6 +16,7 @@ from squad_files import PETS
 from tiny_runs import DATA, tiny_run
 
 from exlm_lab.downstream.catalogue import load_task
+from exlm_lab.downstream.finetuning import fine_tune
 from exlm_lab.downstream.prepared import make_problem
 from exlm_lab.downstream.runs import TuningLedger
 from exlm_lab.downstream.settings import ReadingConfig, TuneConfig
@@ -55,7 +56,8 @@ def places(tmp_path_factory) -> dict[str, Place]:
     quick = TuneConfig(epochs=1, batch_size=2)
     ledger = TuningLedger(home, pretrained, problem, "cpu")
     ledger.run(quick, 1)
-    cell = ledger.path(quick, 1)
+    cell, running = ledger.path(quick, 1), home / "running"
+    fine_tune(pretrained, problem, quick, 1, running, "cpu")
     for name in ("train", "dev"):
         content = json.dumps({"data": PETS["data"]})
         (home / f"{name}-v2.0.json").write_text(content)
@@ -88,6 +90,11 @@ def places(tmp_path_factory) -> dict[str, Place]:
             f"{downstream}.examples.find_column",
         ),
         "cell": Place(cell, lambda: ledger.run(quick, 1), f"{downstream}.runs.check_identity"),
+        "run": Place(
+            running / "run.json",
+            lambda: fine_tune(pretrained, problem, quick, 1, running, "cpu"),
+            f"{downstream}.finetuning.check_identity",
+        ),
         "line": Place(
             home / "s.jsonl",
             lambda: records.read("s", home),
@@ -97,7 +104,7 @@ def places(tmp_path_factory) -> dict[str, Place]:
 
 
 PLACES = [
-    "manifest", "model", "settings", "tokenizer", "moments", "squad", "glue", "cell",
+    "manifest", "model", "settings", "tokenizer", "moments", "squad", "glue", "cell", "run",
     "line",
 ]  # fmt: skip
 
