@@ -62,7 +62,7 @@ class Evaluation(NamedTuple):
 def row_bits_and_correct(
     model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """-log2 P(masked tokens | context) of each row, (B,), float32, and the number guessed, int64.
+    """-log2 P(masked tokens | context) of each row, (B,), and the number guessed, int64.
 
     For MLM the bits are a sum over independent predictions; for ExLM they are of the joint
     probability, summed over all paths, without the emissions of the boundaries, and inf where no
@@ -74,7 +74,7 @@ def row_bits_and_correct(
     correct_B = row_S.new_zeros(len(batch.token_ids_BN)).index_add(
         0, row_S, is_correct_S.long()
     )
-    return nats_to_bits(-said.log_joint()).float(), correct_B
+    return nats_to_bits(-said.log_joint()), correct_B
 
 
 def evaluate(
