@@ -107,9 +107,8 @@ class Predictor:
     ) -> tuple[list[int], dict[int, list[int]]]:
         """Readable rows by falling length, and the ids of each; why others are not readable."""
         num_columns = len(self.task["columns"]) or 1
-        checking = (
-            Cleaning() if self.task["input"] == "smiles" else None
-        )  # the tokenizer cleans
+        # Only checked here: the tokenizer cleans.
+        checking = Cleaning() if self.task["input"] == "smiles" else None
         entries = [(text,) if isinstance(text, str) else text for text in texts]
         for row, entry in enumerate(entries):
             if isinstance(entry, Sequence) and len(entry) != num_columns:

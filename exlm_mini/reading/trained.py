@@ -47,11 +47,7 @@ from exlm_mini.training.checkpoint import (
     load_checkpoint,
 )
 from exlm_mini.training.console import say
-from exlm_mini.training.parts import (
-    load_model,
-    make_masker,
-    score,
-)
+from exlm_mini.training.parts import load_model, make_masker, score
 
 
 @dataclass(frozen=True)
@@ -142,8 +138,7 @@ class Trained:
             report(
                 "unknown",
                 f"{len(partly)} of {len(rows)} texts hold what {self.run} does not know and reads "
-                f"as [UNK], such as {unknown} in "
-                f"texts[{partly[0]}]",
+                f"as [UNK], such as {unknown} in texts[{partly[0]}]",
             )
         vectors_BD = torch.full((len(entries), self.config.model.shape.width), torch.nan)
         order, frame = list(rows), torch.tensor([special.pad, special.bos, special.eos])
