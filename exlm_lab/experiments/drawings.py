@@ -19,19 +19,16 @@ ARMS = {
     "uniform": ("states without edges", COLORS["second"], "^"),
     "ctc": ("CTC", "0.45", "v"),
     "mlm++": ("MLM of equal cost", COLORS["mlm"], "D"),
+    "bare": ("ExLM without start-up aids", "0.2", "x"),
 }
 """Arms of the ladder: label, colour, marker. Plain MLM coincides with that of equal cost."""
-
 
 FARTHEST = 8.0
 """Half widths; differences that are farther from zero are drawn here."""
 
 
-def draw_ladder(ax: Axes, table: pd.DataFrame) -> None:
-    """Bits below MLM's floor against the bits that masked words share; a dot is a training.
-
-    The grey line is the most that is possible.
-    """
+def _bits_won(table: pd.DataFrame) -> dict[str, dict[int, list[float]]]:
+    """Bits below the floor of the runs of each arm, by what the words share."""
     won: dict[str, dict[int, list[float]]] = {}
     for name, runs_of_cell in by_cell(table).items():
         arm, _, bits = name.rpartition("-")
@@ -39,6 +36,15 @@ def draw_ladder(ax: Axes, table: pd.DataFrame) -> None:
             spent = measured(runs_of_cell, "bits_per_row")
             below = (runs_of_cell["floor_bits_per_row"] - spent).dropna()
             won.setdefault(arm, {})[int(bits)] = below.tolist()
+    return won
+
+
+def draw_ladder(ax: Axes, ladder: pd.DataFrame, bare: pd.DataFrame) -> None:
+    """Bits below MLM's floor against the bits that masked words share; a dot is a training.
+
+    The grey line is the most that is possible. ``bare`` are runs of ExLM without our aids.
+    """
+    won = {**_bits_won(ladder), "bare": _bits_won(bare)["exlm"]}
     most = max(shared for by_bits in won.values() for shared in by_bits)
     ax.plot(
         [0, most], [0, most], color="0.85", lw=7, zorder=0, label="the most that is possible"
@@ -90,7 +96,7 @@ def pictures(results: Path, output: Path) -> None:
     """Draw the README's figures of the records."""
     use_book_style()
     figure, ax = plt.subplots(figsize=(6.2, 3.4))
-    draw_ladder(ax, runs("ladder", results))
+    draw_ladder(ax, runs("ladder", results), runs("bare", results))
     save_figure(figure, output / "ladder-study-slots.svg")
     figure, ax = plt.subplots(figsize=(11, 8.2))
     draw_scorecard(ax, scorecard(results))
