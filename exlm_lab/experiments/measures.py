@@ -28,9 +28,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from exlm_lab.experiments import states
 from exlm_lab.experiments.probes import probe_accuracy
-from exlm_lab.experiments.states import RowReading, entropy_bits, fully_masked, read_rows
+from exlm_lab.experiments.states import (
+    entropy_bits,
+    fully_masked,
+    log_token_alone,
+    pairwise_divergence_bits,
+)
 from exlm_lab.experiments.toy_contexts import Contexts
 from exlm_mini.config import RunConfig
 from exlm_mini.data.batches import validation_batches
@@ -41,6 +45,7 @@ from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.toy import Grammar
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.answers import StateScores
 from exlm_mini.model.objectives import nats_to_bits
 from exlm_mini.reading.filling import measure_fillings
 from exlm_mini.reading.prize import measure_prize
@@ -171,7 +176,8 @@ class _Language(NamedTuple):
 
 
 _Values = dict[str, Tensor]
-"""Numbers by name, one per lost token (or mask, or row) of a batch."""
+"""Numbers by name, one per lost token (or mask, or row) of a batch; where a metric is their mean,
+its name is theirs."""
 
 
 @torch.no_grad()
@@ -191,11 +197,13 @@ def _read(
     parts: dict[str, list[Tensor]] = defaultdict(list)
     for number, batch in enumerate(validation_batches(pack, masker, num_rows, size)):
         values = _read_batch(
-            model, batch.to(device), masker.num_copies, language, (seed, number)
+            model,
+            batch.to(device),
+            masker.num_copies,
+            language,
+            frequency_bits_V,
+            (seed, number),
         )
-        is_lost_BN = fully_masked(batch.is_masked_BN, masker.num_copies)
-        lost_ids_R = batch.token_ids_BN[:, :: masker.num_copies][is_lost_BN]
-        values["frequency"] = frequency_bits_V[lost_ids_R.to(device)]
         for name, value in values.items():
             parts[name].append(value.double().cpu())
     return {name: torch.cat(values) for name, values in parts.items()}
@@ -222,6 +230,7 @@ def _read_batch(
     batch: MaskedBatch,
     num_copies: int,
     language: _Language | None,
+    frequency_bits_V: Tensor,
     seed: tuple[int, int],
 ) -> _Values:
     """Everything of one batch."""
@@ -231,16 +240,20 @@ def _read_batch(
     special = model.special_ids
     frame = token_ids_BN.new_tensor([special.pad, special.bos, special.eos])
     is_special_BN = torch.isin(token_ids_BN, frame)
-    values = {"lost": is_lost_BN.sum(1), "tokens": (~is_special_BN).sum(1)}
+    values = {
+        "lost_per_row": is_lost_BN.sum(1),
+        "tokens": (~is_special_BN).sum(1),
+        "frequency_bits": frequency_bits_V[target_ids_R],
+    }
     if isinstance(model, ExLM):
-        reading = read_rows(model, batch)
-        log_p_RkV = reading.log_token_RV.unsqueeze(1)
-        if reading.scores.is_linked:
-            values["length"] = nats_to_bits(-reading.scores.log_fit())
-            values["clone_use"] = reading.scores.graph.of_masks(reading.scores.visits())
+        scores = model.answer(batch).double()
+        log_p_RkV = log_token_alone(scores).unsqueeze(1)
+        if scores.is_linked:
+            values["length"] = nats_to_bits(-scores.log_fit())
+            values["clone_use"] = scores.graph.of_masks(scores.visits())
         if model.config.states_per_mask > 1:
-            token_RkV = reading.scores.graph.of_masks(reading.log_token_BLV).exp()
-            values["specialisation"] = states.pairwise_divergence_bits(token_RkV)
+            token_RkV = scores.graph.of_masks(scores.log_token_BLV).exp()
+            values["specialisation_bits"] = pairwise_divergence_bits(token_RkV)
     else:
         log_p_SV = model(batch.masked_ids_BN, batch.is_masked_BN).double().log_softmax(dim=1)
         is_lost_S = is_lost_BN.repeat_interleave(num_copies, dim=1)[batch.is_masked_BN]
@@ -250,77 +263,68 @@ def _read_batch(
         contexts = language.contexts(token_ids_BN, is_lost_BN)
         truth_RV = language.truth(contexts, log_p_RkV)
         values["place"] = torch.from_numpy(contexts.place_bits_R)
-        values["floor"] = torch.from_numpy(contexts.floor_bits_S)
-        values["joint"] = torch.from_numpy(contexts.joint_bits_S)
+        values["floor_bits_per_row"] = torch.from_numpy(contexts.floor_bits_S)
+        values["joint_bits_per_row"] = torch.from_numpy(contexts.joint_bits_S)
     values |= _predictions(log_p_RkV, target_ids_R, truth_RV)
     if not isinstance(model, ExLM):
-        zeros_B = values["cross_entropy"].new_zeros(len(token_ids_BN))
-        values["bits"] = zeros_B.index_add(0, row_R, values["cross_entropy"])
+        bits_R = values["cross_entropy_bits"]
+        bits_B = bits_R.new_zeros(len(token_ids_BN)).index_add(0, row_R, bits_R)
     elif contexts is None or language is None:
-        values["bits"] = nats_to_bits(-reading.scores.log_joint(target_ids_R))
+        bits_B = nats_to_bits(-scores.log_joint(target_ids_R))
     else:
-        values["bits"] = _expected_bits(reading, contexts, language.token_ids_W, seed)
-    return values
+        bits_B = _expected_bits(scores, contexts, language.token_ids_W, seed)
+    return values | {"bits_per_row": bits_B}
 
 
 def _predictions(log_p_RkV: Tensor, target_ids_R: Tensor, truth_RV: Tensor | None) -> _Values:
     """Each lost token by itself; given its true distribution, expectations under it."""
+    values = {}
     if truth_RV is None:
         truth_RV = F.one_hot(target_ids_R, log_p_RkV.shape[2]).double()
-        values = {}
     else:
-        values = {
-            "optimum_entropy": entropy_bits(truth_RV.log()),
-        }
+        values["optimum_entropy_bits"] = entropy_bits(truth_RV.log())
     guess_R = log_p_RkV.exp().mean(dim=1).argmax(dim=1)
     # 0 log 0 = 0: what cannot be true costs nothing.
     loss_RkV = torch.where(truth_RV.unsqueeze(1) > 0, -truth_RV.unsqueeze(1) * log_p_RkV, 0.0)
     return values | {
-        "entropy": entropy_bits(log_p_RkV).mean(dim=1),
-        "cross_entropy": nats_to_bits(loss_RkV.sum(dim=2).mean(dim=1)),
-        "correct": truth_RV.gather(1, guess_R.unsqueeze(1)).squeeze(1),
+        "entropy_bits": entropy_bits(log_p_RkV).mean(dim=1),
+        "cross_entropy_bits": nats_to_bits(loss_RkV.sum(dim=2).mean(dim=1)),
+        "accuracy": truth_RV.gather(1, guess_R.unsqueeze(1)).squeeze(1),
     }
 
 
 def _expected_bits(
-    reading: RowReading, contexts: Contexts, token_ids_W: np.ndarray, seed: tuple[int, int]
+    scores: StateScores, contexts: Contexts, token_ids_W: np.ndarray, seed: tuple[int, int]
 ) -> Tensor:
     """-log2 P(masked words) of each row, on average over the true fillings of its masks; (B,).
 
     The true bits of the fillings and their mean are known, so only the difference between model
     and truth is random.
     """
-    device = reading.log_token_BLV.device
     joint_bits_B = torch.from_numpy(contexts.joint_bits_S)
     excess_B = torch.zeros_like(joint_bits_B)
     for word_ids_SN in contexts.sample(NUM_FILLINGS, seed):
         token_ids_R = torch.from_numpy(token_ids_W[word_ids_SN[contexts.is_masked_SN]])
-        model_bits_B = nats_to_bits(-reading.scores.log_joint(token_ids_R.to(device))).cpu()
+        token_ids_R = token_ids_R.to(scores.state_BLD.device)
+        model_bits_B = nats_to_bits(-scores.log_joint(token_ids_R)).cpu()
         excess_B += model_bits_B - torch.from_numpy(contexts.surprise_bits(word_ids_SN))
     return joint_bits_B + excess_B / NUM_FILLINGS
 
 
 # ---- putting it together ----
 
-_MEANS = {
-    "entropy_bits": "entropy",
-    "cross_entropy_bits": "cross_entropy",
-    "frequency_bits": "frequency",
-    "accuracy": "correct",
-    "lost_per_row": "lost",
-    "bits_per_row": "bits",
-    "specialisation_bits": "specialisation",
-    "optimum_entropy_bits": "optimum_entropy",
-    "floor_bits_per_row": "floor",
-    "joint_bits_per_row": "joint",
-}
-"""Metrics that are plain means."""
+_MEANS = (
+    "entropy_bits", "cross_entropy_bits", "frequency_bits", "accuracy", "lost_per_row",
+    "bits_per_row", "specialisation_bits", "optimum_entropy_bits", "floor_bits_per_row",
+    "joint_bits_per_row",
+)  # fmt: skip
+"""Metrics that are plain means, in the order of a record."""
 
 
 def _summary(values: _Values) -> dict[str, float]:
     """The metrics of the rows."""
-    out = {name: values[of].mean().item() for name, of in _MEANS.items() if of in values}
-    out["lost_share"] = (values["lost"].sum() / values["tokens"].sum()).item()
+    out = {name: values[name].mean().item() for name in _MEANS if name in values}
+    out["lost_share"] = (values["lost_per_row"].sum() / values["tokens"].sum()).item()
     out["bits_per_mask"] = out["bits_per_row"] / out["lost_per_row"]
     out["linked_bits"] = out["cross_entropy_bits"] * out["lost_per_row"] - out["bits_per_row"]
     if "length" in values:
@@ -328,7 +332,7 @@ def _summary(values: _Values) -> dict[str, float]:
     if "clone_use" in values:
         use_k = values["clone_use"].sum(dim=0)
         out["clones_used"] = 2 ** entropy_bits((use_k / use_k.sum()).log()).item()
-    if "floor" in values:
+    if "place" in values:
         out["excess_bits"] = out["cross_entropy_bits"] - out["optimum_entropy_bits"]
         # The most that a model of dependencies can win over single predictions.
         shared = out["floor_bits_per_row"] - out["joint_bits_per_row"]

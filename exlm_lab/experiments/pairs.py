@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from exlm_lab.downstream.inputs import evaluation_batches, padded
-from exlm_lab.experiments.states import read_rows
 from exlm_mini.data.masking import MaskedBatch, counter_uniform
 from exlm_mini.data.molecules import read_molecule
 from exlm_mini.data.tokenizer import Tokenizer
@@ -90,13 +89,12 @@ def joint_table(model: MaskedLM | ExLM, token_ids_BN: Tensor, place_B2: Tensor) 
         token_SV = model(masked_ids_BN, is_masked_BN).double().softmax(dim=1)
         first_BV, second_BV = token_SV.unflatten(0, (-1, 2)).unbind(dim=1)
         return first_BV.unsqueeze(2) * second_BV.unsqueeze(1)
-    reading = read_rows(model, MaskedBatch(masked_ids_BN, is_masked_BN, token_ids_BN))
-    log_transition_BLL = reading.scores.log_transition_BLL
-    assert log_transition_BLL is not None
-    edge_BLL = log_transition_BLL.exp().triu(1)
+    scores = model.answer(MaskedBatch(masked_ids_BN, is_masked_BN, token_ids_BN)).double()
+    assert scores.log_transition_BLL is not None
+    edge_BLL = scores.log_transition_BLL.exp().triu(1)
     # A path has three steps: from the first state, by one state per mask, to the last.
     path_BLL = edge_BLL[:, :1].transpose(1, 2) * edge_BLL * edge_BLL[:, :, -1:].transpose(1, 2)
-    token_BLV = reading.log_token_BLV.exp()
+    token_BLV = scores.log_token_BLV.exp()
     return token_BLV.transpose(1, 2) @ path_BLL @ token_BLV
 
 

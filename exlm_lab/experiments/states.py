@@ -1,8 +1,7 @@
-"""States of a batch of masked rows, and their predictions for each mask.
+"""What the distributions of masks and clones say, in bits, and which tokens are lost.
 
-Shapes: B rows, M targets, L states, k states per mask, R masks of all rows, V vocabulary.
+Shapes: B rows, M targets, N positions, k clones or copies, R masks of all rows, V vocabulary.
 
-``decoding`` reads one row to fill it; this module reads many, for averages over their masks.
 Masks are numbered row by row, from left to right, like the predictions of ``MaskedLM``.
 """
 
@@ -10,43 +9,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from exlm_mini.data.masking import MaskedBatch
-from exlm_mini.model import ExLM
 from exlm_mini.model.answers import StateScores
 
 
-class RowReading(NamedTuple):
-    """The states of some rows, and the scores of their actual words; all float64."""
+def log_token_alone(scores: StateScores) -> Tensor:
+    """log P(w) of each mask by itself, in nats; (R, V), float64.
 
-    log_token_RV: Tensor
-    """log P(w) of each mask by itself, in nats. ``ctc`` gives part of its probability to several
-    tokens in one mask: that part is dropped and the rest renormalised."""
-    scores: StateScores
-
-    @property
-    def log_token_BLV(self) -> Tensor:
-        """log P_u(w) in nats; meaningless beyond the states of a row."""
-        return self.scores.log_token_BLV
-
-
-@torch.no_grad()
-def read_rows(model: ExLM, batch: MaskedBatch) -> RowReading:
-    """States, transitions and emissions of some rows.
-
-    Args:
-        model: in evaluation mode.
-        batch: on the device of the model. Needs memory for B x L x V numbers.
+    ``ctc`` gives part of its probability to several tokens in one mask: that part is dropped and
+    the rest renormalised.
     """
-    scores = model.answer(batch)
     log_token_RV = scores.log_token_SV.double()
-    if not scores.is_linked:
-        log_token_RV = log_token_RV.log_softmax(dim=1)
-    return RowReading(log_token_RV, scores.double())
+    return log_token_RV if scores.is_linked else log_token_RV.log_softmax(dim=1)
 
 
 def pairwise_divergence_bits(p_kV: Tensor) -> Tensor:

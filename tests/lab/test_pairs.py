@@ -14,7 +14,6 @@ import torch
 from exlm_lab.downstream.inputs import padded
 from exlm_lab.experiments import pairs
 from exlm_lab.experiments.pairs import bits_of, choose, draw, groups_of, joint_table
-from exlm_lab.experiments.states import read_rows
 from exlm_mini.config import ModelConfig
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.data.tokenizer import SMILES_SYMBOL, train_smiles
@@ -70,10 +69,10 @@ def test_the_joint_is_the_sum_over_paths_of_the_alignment(settings):
     place_B2 = torch.tensor([[2, 10], [3, 4], [1, 6], [2, 8]])
     is_masked_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool).scatter(1, place_B2, True)
     masked_BN = token_ids_BN.masked_fill(is_masked_BN, SPECIAL.mask)
-    reading = read_rows(model, MaskedBatch(masked_BN, is_masked_BN, token_ids_BN))
+    scores = model.answer(MaskedBatch(masked_BN, is_masked_BN, token_ids_BN)).double()
     joint_BVV = joint_table(model, token_ids_BN, place_B2)
     for first, second in ((6, 7), (9, 6)):
-        want_B = reading.scores.log_joint(torch.tensor([first, second] * 4)).exp()
+        want_B = scores.log_joint(torch.tensor([first, second] * 4)).exp()
         torch.testing.assert_close(joint_BVV[:, first, second], want_B, rtol=1e-5, atol=0)
 
 

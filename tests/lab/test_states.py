@@ -14,12 +14,7 @@ from linked_models import CONFIGS, LINKED, exlm, ragged_batch
 from scipy.spatial.distance import jensenshannon
 from small_models import SPECIAL
 
-from exlm_lab.experiments.states import (
-    entropy_bits,
-    fully_masked,
-    pairwise_divergence_bits,
-    read_rows,
-)
+from exlm_lab.experiments.states import entropy_bits, fully_masked, pairwise_divergence_bits
 from exlm_mini.alignment.enumeration import paths
 from exlm_mini.training.evaluation import row_bits_and_correct
 
@@ -30,22 +25,19 @@ every_linked = pytest.mark.parametrize("name", LINKED)
 @every
 def test_joint_probability_is_that_of_validation(name):
     model, batch = exlm(CONFIGS[name]), ragged_batch()
-    reading = read_rows(model, batch)
+    scores = model.answer(batch).double()
     own_ids_R = batch.token_ids_BN[batch.is_masked_BN]
     other_ids_R = own_ids_R.flip(0)
     other_ids_R[0] = SPECIAL.unk  # the blank of ctc
     for target_ids_R in (own_ids_R, other_ids_R):
         token_ids_BN = batch.token_ids_BN.masked_scatter(batch.is_masked_BN, target_ids_R)
         bits_B, _ = row_bits_and_correct(model, batch._replace(token_ids_BN=token_ids_BN))
-        torch.testing.assert_close(
-            reading.scores.log_joint(target_ids_R), -math.log(2) * bits_B
-        )
+        torch.testing.assert_close(scores.log_joint(target_ids_R), -math.log(2) * bits_B)
 
 
 @every
 def test_values_of_states_are_sorted_by_mask_and_clone(name):
-    reading, k = read_rows(exlm(CONFIGS[name]), ragged_batch()), CONFIGS[name].states_per_mask
-    graph = reading.scores.graph
+    k, graph = CONFIGS[name].states_per_mask, exlm(CONFIGS[name]).answer(ragged_batch()).graph
     assert graph.of_masks(graph.clone_BL).tolist() == [list(range(1, k + 1))] * 6
     # Rows of three, one and two masks, numbered behind their [BOS].
     assert graph.of_masks(graph.owner_BL).tolist() == [[i] * k for i in (1, 2, 3, 1, 1, 2)]
@@ -53,8 +45,8 @@ def test_values_of_states_are_sorted_by_mask_and_clone(name):
 
 @every_linked
 def test_visits_and_length_are_those_of_every_path_weighed_by_the_words_of_the_rows(name):
-    reading = read_rows(exlm(LINKED[name]), ragged_batch())
-    scores, found_BL, length_B = reading.scores, reading.scores.visits(), []
+    scores, length_B = exlm(LINKED[name]).answer(ragged_batch()).double(), []
+    found_BL = scores.visits()
     want_BL = torch.zeros_like(found_BL)
     is_mask_BM1 = scores.graph.is_mask_BM.unsqueeze(2)
     log_E_BML = scores.log_emission_BML.masked_fill(~is_mask_BM1, 0.0)
