@@ -16,8 +16,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from exlm_lab.benchmarks.measure import time_side_by_side
-from exlm_lab.benchmarks.record import Note, Record, Shape, compared, record
+from exlm_lab.benchmarks.measure import record, time_side_by_side
+from exlm_lab.benchmarks.record import Note, Record, Shape, compared
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.alignment.check import relative_error
 from exlm_mini.alignment.graphs import Graph

@@ -1,4 +1,4 @@
-"""Time and memory of a piece of code."""
+"""Time and memory of a piece of code, and the record of both."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from exlm_lab.benchmarks.record import Record
+from exlm_mini.training.provenance import MIB
+
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler's starts are on stderr
 MOST_RUNS = 50
 LEAST_RUNS = 3
@@ -21,20 +24,13 @@ ENOUGH_SECONDS = 5.0
 
 
 class Timing(NamedTuple):
-    """Several runs of one call."""
+    """Medians over several runs of one call."""
 
-    wall_ms: list[float]
-    """Milliseconds of each run, by the wall clock; by CUDA events on a GPU."""
-    cpu_ms: list[float]
+    median_ms: float
+    """Milliseconds by the wall clock; by CUDA events on a GPU."""
+    median_cpu_ms: float
     """Milliseconds of processor time, all threads together; on a GPU that of the host."""
-
-    @property
-    def median_ms(self) -> float:
-        return statistics.median(self.wall_ms)
-
-    @property
-    def median_cpu_ms(self) -> float:
-        return statistics.median(self.cpu_ms)
+    runs: int
 
 
 def time_side_by_side(
@@ -52,19 +48,20 @@ def time_side_by_side(
         enough_seconds: for all calls together, see ``ENOUGH_SECONDS``.
 
     Returns:
-        ``LEAST_RUNS`` to ``MOST_RUNS`` runs of each call, equally many.
+        Medians over ``LEAST_RUNS`` to ``MOST_RUNS`` runs of each call, equally many.
     """
-    timings = {name: Timing([], []) for name in calls}
+    wall_ms: dict[str, list[float]] = {name: [] for name in calls}
+    cpu_ms: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
     start, runs = time.monotonic(), 0
     while runs < LEAST_RUNS or (runs < MOST_RUNS and time.monotonic() - start < enough_seconds):
         for name, call in calls.items():
-            wall_ms, cpu_ms = _once(call, device)
-            timings[name].wall_ms.append(wall_ms)
-            timings[name].cpu_ms.append(cpu_ms)
+            for each, ms in zip((wall_ms, cpu_ms), _once(call, device), strict=True):
+                each[name].append(ms)
         runs += 1
-    return timings
+    median = statistics.median
+    return {name: Timing(median(wall_ms[name]), median(cpu_ms[name]), runs) for name in calls}
 
 
 def _once(call: Callable[[], Any], device: torch.device) -> tuple[float, float]:
@@ -112,6 +109,25 @@ def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
         held += change.nbytes()
         peak = max(peak, held)
     return peak
+
+
+def record(
+    backend: str,
+    shape: tuple[int, ...],
+    timing: Timing,
+    call: Callable[[], Any],
+    device: torch.device,
+    **details: Any,
+) -> Record:
+    """The record of a call that was timed, forward and backward; measures its memory."""
+    return {
+        "backend": backend,
+        "shape": list(shape),
+        **timing._asdict(),
+        "peak_mib": peak_bytes(call, device) / MIB,
+        **details,
+        "threads": torch.get_num_threads(),
+    }
 
 
 @contextlib.contextmanager

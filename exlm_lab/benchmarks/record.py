@@ -7,12 +7,7 @@ on what is learned.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:  # shapes are read without torch
-    import torch
-
-    from exlm_lab.benchmarks.measure import Timing
+from typing import Any, NamedTuple
 
 
 class Shape(NamedTuple):
@@ -35,32 +30,6 @@ DAG_SHAPES = (
 Note = Callable[[str], None]
 """Takes a line about what was left out, and why."""
 Record = dict[str, Any]
-
-
-def record(
-    backend: str,
-    shape: tuple[int, ...],
-    timing: Timing,
-    call: Callable[[], Any],
-    device: torch.device,
-    **details: Any,
-) -> Record:
-    """The record of a call that was timed, forward and backward; measures its memory."""
-    import torch
-
-    from exlm_lab.benchmarks.measure import peak_bytes
-    from exlm_mini.training.provenance import MIB
-
-    return {
-        "backend": backend,
-        "shape": list(shape),
-        "median_ms": timing.median_ms,
-        "median_cpu_ms": timing.median_cpu_ms,
-        "runs": len(timing.wall_ms),
-        "peak_mib": peak_bytes(call, device) / MIB,
-        **details,
-        "threads": torch.get_num_threads(),
-    }
 
 
 def compared(records: Iterable[Record], reference: str) -> Iterator[Record]:

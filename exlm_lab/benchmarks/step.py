@@ -15,8 +15,8 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from exlm_lab.benchmarks.measure import LEAST_RUNS, time_side_by_side
-from exlm_lab.benchmarks.record import Record, compared, record
+from exlm_lab.benchmarks.measure import LEAST_RUNS, record, time_side_by_side
+from exlm_lab.benchmarks.record import Record, compared
 from exlm_mini.config import RunConfig
 from exlm_mini.data.corpus import Corpus
 from exlm_mini.training.cost import row_flops

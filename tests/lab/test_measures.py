@@ -305,7 +305,7 @@ def test_costs_are_of_processor_time_and_of_operations_with_links(corpora, monke
         assert set(calls) == {"exlm", "mlm"} and device.type == "cpu"
         for call in calls.values():
             call()
-        return {"exlm": Timing([50.0], [6.0]), "mlm": Timing([2.0], [4.0])}
+        return {"exlm": Timing(50.0, 6.0, 1), "mlm": Timing(2.0, 4.0, 1)}
 
     monkeypatch.setattr(step, "time_side_by_side", timed)
     corpus, train = corpora["pairs"], replace(PAIRS.train, chain_warmup=0.25)
