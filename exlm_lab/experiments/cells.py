@@ -18,6 +18,8 @@ from exlm_mini.data.toy_grammars import LADDER
 Input = Literal["toy", "slots", "english", "molecules"]
 """The small language ``town``, smaller languages with slots, the embedded English or files in its
 place, and prepared molecules."""
+Watched = Mapping[str, float | None]
+"""Metrics, and the threshold of each or none; empty for a run of fixed length."""
 BASES = PRETRAINING._replace(
     folder=Path(__file__).parents[1] / "recipes" / "sweep", prefix="sweep/"
 )
@@ -70,9 +72,9 @@ class Cell:
     """Only time steps, against those of an MLM on the same rows."""
     tested_with: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Further mask settings (dotted) to measure with, by a suffix for the metrics' names."""
-    watched: Mapping[str, float | None] = field(default_factory=dict)
+    watched: Watched = field(default_factory=dict)
     """Metrics that are also measured at every validation; training ends when one reaches its
-    threshold."""
+    threshold, see ``is_enough``."""
     cost_of: tuple[str, str] | None = None
     """Sweep and cell with a measured ratio of costs: an MLM's steps are multiplied by it, those of
     others, which are counted in steps of an MLM, divided."""
@@ -85,6 +87,14 @@ class Cell:
         """Settings of the run with a seed."""
         changed = {**self.settings, **(changed or {}), "seed": seed}
         return replaced(load_base(self.base), changed)
+
+
+def is_enough(numbers: Mapping[str, Any], watched: Watched) -> bool:
+    """Whether a watched metric is at its threshold."""
+    return any(
+        most is not None and name in numbers and numbers[name] <= most
+        for name, most in watched.items()
+    )
 
 
 def grid(*axes: Mapping[str, Mapping[str, Any]], **common: Any) -> tuple[Cell, ...]:

@@ -25,7 +25,7 @@ from exlm_lab.benchmarks.step import step_costs
 from exlm_lab.downstream.catalogue import ReadingConfig, load_task
 from exlm_lab.downstream.prepared import Problem, load_problem, make_problem
 from exlm_lab.downstream.task import Examples
-from exlm_lab.experiments.cells import Cell, Downstream
+from exlm_lab.experiments.cells import Cell, Downstream, Watched, is_enough
 from exlm_lab.experiments.frozen import Molecules, held_out, measure_molecules
 from exlm_lab.experiments.measures import measure, measure_together
 from exlm_lab.ledger import StoppedError
@@ -35,7 +35,6 @@ from exlm_mini.config.recipes import plain, replaced
 from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.data.files import seal_of
 from exlm_mini.reading.trained import Trained, load, open_checkpoint
-from exlm_mini.training.checkpoint import latest_checkpoint
 from exlm_mini.training.console import Progress
 from exlm_mini.training.metrics import read_metrics
 from exlm_mini.training.run_directory import locked_directory
@@ -46,8 +45,6 @@ CORPUS_SEED = 1
 CURVE = ("validation_bits_per_mask", "validation_bits_per_row", "validation_mask_accuracy")
 TESTED = ("bits_per_mask", "bits_per_row", "floor_bits_per_row", "joint_bits_per_row")
 """Metrics that are also taken with other masks."""
-Watched = Mapping[str, float | None]
-"""The watched metrics of a ``Cell``; empty for a run of fixed length."""
 NOTHING: Watched = MappingProxyType({})
 SECONDS_BETWEEN_LOOKS = 1.0
 """Time between checks of a folder that another process is writing to."""
@@ -120,13 +117,13 @@ class Runner:
                 return dict(seen)
 
             def should_stop() -> bool:
-                return self.should_stop() or _is_enough(seen, watched)
+                return self.should_stop() or is_enough(seen, watched)
 
-            if not _got_there(folder, watched):
+            if not _got_there(folder, trainer.step, watched):
                 is_complete = trainer.run(
                     on_progress, should_stop, watch=watch if watched else dict
                 )
-                if not (is_complete or _is_enough(seen, watched)):
+                if not (is_complete or is_enough(seen, watched)):
                     raise StoppedError
         lines = read_metrics(folder / "metrics.jsonl")
         if not lines or lines[-1]["step"] != trainer.step:
@@ -289,20 +286,8 @@ def taken(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
         yield is_ours
 
 
-def _is_enough(numbers: Mapping[str, Any], watched: Watched) -> bool:
-    """Whether a watched metric is at its threshold."""
-    return any(
-        most is not None and name in numbers and numbers[name] <= most
-        for name, most in watched.items()
-    )
-
-
-def _got_there(folder: Path, watched: Watched) -> bool:
-    """Whether a run already ended early, with its last weights saved."""
+def _got_there(folder: Path, step: int, watched: Watched) -> bool:
+    """Whether a run already ended early, at the step of its last weights."""
     metrics = folder / "metrics.jsonl"
-    if not watched or not metrics.exists():
-        return False
-    lines, saved = read_metrics(metrics), latest_checkpoint(folder / "checkpoints", print)
-    return saved is not None and any(
-        line["step"] == saved.step and _is_enough(line, watched) for line in lines
-    )
+    lines = read_metrics(metrics) if metrics.exists() else []
+    return any(line["step"] == step and is_enough(line, watched) for line in lines)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from exlm_lab.downstream.results import markdown_table
 from exlm_lab.experiments.catalogue import EXPERIMENTS, planned
-from exlm_lab.experiments.cells import Claim, Experiment
+from exlm_lab.experiments.cells import Claim, Experiment, is_enough
 from exlm_lab.experiments.correlations import over_seeds
 from exlm_lab.experiments.records import (
     LEFT_BY,
@@ -231,13 +231,11 @@ def _aids(claim: Claim, table: pd.DataFrame) -> str:
 
 def fell_short(table: pd.DataFrame) -> pd.Series:
     """Whether runs were to train until a watched metric was low enough, and never were there."""
-
-    def is_short(watched: Mapping[str, float | None], curve: Sequence[Mapping]) -> bool:
-        levels = {name: most for name, most in watched.items() if most is not None}
-        last = curve[-1] if curve else {}
-        return bool(levels) and all(last.get(n, math.inf) > most for n, most in levels.items())
-
-    short = [is_short(*run) for run in zip(table["watched"], table["curve"], strict=True)]
+    short = [
+        any(most is not None for most in watched.values())
+        and not is_enough(curve[-1] if curve else {}, watched)
+        for watched, curve in zip(table["watched"], table["curve"], strict=True)
+    ]
     return pd.Series(short, table.index, dtype=bool)
 
 
@@ -275,7 +273,7 @@ def report(directory: Path) -> str:
         rows = [_row(verdict) for verdict in every[name] if verdict.claim.is_planned]
         lines += [*markdown_table([header, *rows]), ""]
         table = runs(name, directory)
-        prizes = by_seed(table, "mlm", "prize_bits") if "prize_bits" in table else ()
+        prizes = by_seed(table, "mlm", "prize_bits")
         if len(prizes):
             lines += [f"The prize, the most edges can save: {shown(prizes)} bits a row.", ""]
         if name == "escape" and len(table):
