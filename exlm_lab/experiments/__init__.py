@@ -1,1 +1,1 @@
-"""The sweeps of chapter 13: cells of settings, what is measured of each, tables and figures."""
+"""The sweeps and the study: cells of settings, what is measured of each, tables and figures."""

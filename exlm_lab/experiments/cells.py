@@ -143,7 +143,7 @@ class Claim(NamedTuple):
     statistic: Callable[[Mapping[tuple[float, int], float]], float] | None = None
     """Of the grid of Repeated MLM on the small language, in place of a contrast of cells."""
     is_planned: bool = True
-    """False if it was chosen after looking, or its experiment has no plan."""
+    """False if it was chosen after looking; without meaning where the experiment has no plan."""
 
     @property
     def cells(self) -> tuple[str, ...]:
