@@ -14,7 +14,12 @@ from linked_models import CONFIGS, LINKED, exlm, ragged_batch
 from scipy.spatial.distance import jensenshannon
 from small_models import SPECIAL
 
-from exlm_lab.experiments.states import entropy_bits, fully_masked, pairwise_divergence_bits
+from exlm_lab.experiments.states import (
+    entropy_bits,
+    fully_masked,
+    log_token_alone,
+    pairwise_divergence_bits,
+)
 from exlm_mini.alignment.enumeration import paths
 from exlm_mini.training.evaluation import row_bits_and_correct
 
@@ -33,6 +38,15 @@ def test_joint_probability_is_that_of_validation(name):
         token_ids_BN = batch.token_ids_BN.masked_scatter(batch.is_masked_BN, target_ids_R)
         bits_B, _ = row_bits_and_correct(model, batch._replace(token_ids_BN=token_ids_BN))
         torch.testing.assert_close(scores.log_joint(target_ids_R), -math.log(2) * bits_B)
+
+
+@every
+def test_what_a_mask_says_by_itself_is_a_distribution(name):
+    scores = exlm(CONFIGS[name]).answer(ragged_batch()).double()
+    p_RV = log_token_alone(scores).exp()
+    share_R = scores.log_token_SV.exp().sum(dim=1)  # of ctc less than one
+    assert (share_R < 0.999).all() if not scores.is_linked else (share_R > 0.999).all()
+    torch.testing.assert_close(p_RV, scores.log_token_SV.exp() / share_R.unsqueeze(1))
 
 
 @every
