@@ -4,6 +4,13 @@ import importlib
 
 from exlm_mini.__main__ import COMMANDS
 
+SMALL = [
+    *("--model.width", "16", "--model.num_heads", "2", "--model.ffn_width", "16"),
+    *("--train.batch_size", "4", "--train.validation_rows", "16", "--train.device", "cpu"),
+]
+"""Options of a run that takes a moment."""
+TOY = ["--recipe", "toy-pairs", *SMALL, "--data.num_sentences", "64"]
+
 
 def ended(capsys, main, *arguments):
     """Exit code, stdout and stderr of a command run in this process."""
