@@ -3,7 +3,6 @@
 Most tests look at what ``workers.py`` left, which makes many runs in two processes started once.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import TOY
 from workers import PLAIN, SPREAD, STEPS, Witness, changed, copy_checkpoints
 
 from exlm_mini.config import SpecialIds
@@ -99,20 +99,6 @@ def test_two_processes_resume_as_if_never_stopped(two, precision, step):
 
 
 @pytest.mark.parametrize("name", SPREAD)
-def test_rows_order_and_masks_do_not_depend_on_the_number_of_processes(
-    name, two, packs, tmp_path
-):
-    alone = run_alone(SPREAD[name], packs, tmp_path)["rows"]
-    first, second = (entry["rows"] for entry in seen(two, name))
-    assert first and second
-    together = sorted(first + second, key=lambda row: row[:2])
-    assert [(row[0], *row[2:]) for row in together] == [(row[0], *row[2:]) for row in alone]
-    if SPREAD[name].train.batch_tokens is None:
-        # 37 rows to learn from, 48 in 6 steps: each once in the first epoch.
-        assert len({tuple(row[2]) for row in together[:37]}) == 37
-
-
-@pytest.mark.parametrize("name", SPREAD)
 def test_processes_and_accumulation_change_no_loss(name, two, packs, tmp_path):
     ranks = seen(two, name)
     assert ranks[0]["losses"] == ranks[1]["losses"]
@@ -183,11 +169,6 @@ def test_too_many_such_steps_in_a_row_stop_all(two):
     assert not (two / "nans/checkpoints/step-000005").exists()
 
 
-def test_a_request_to_one_process_stops_all_at_one_step(two):
-    assert [entry["step"] for entry in seen(two, "asked")] == [1, 1]
-    assert [p.name for p in (two / "asked/checkpoints").iterdir()] == ["step-000001"]
-
-
 def test_a_disk_full_for_the_first_process_ends_all_in_one_line(two):
     first, second = seen(two, "full")
     assert first["error"] == second["error"]
@@ -196,20 +177,12 @@ def test_a_disk_full_for_the_first_process_ends_all_in_one_line(two):
 
 # ---- the command, under torchrun ----
 
-COMMAND = [
-    *("--recipe", "toy-pairs", "--objective", "exlm", "--data.num_sentences", "64"),
-    *("--model.width", "16", "--model.num_heads", "2", "--model.ffn_width", "16"),
-    *("--train.steps", "12", "--train.batch_size", "4", "--train.validation_rows", "16"),
-    *("--train.save_every", "3", "--train.device", "cpu"),
-]
+COMMAND = [*TOY, "--train.steps", "12", "--train.save_every", "3"]
 
 
 def weights_of(output, step=12):
     directory = output / f"checkpoints/step-{step:06d}"
-    return [
-        hashlib.sha256((directory / name).read_bytes()).hexdigest()
-        for name in ("model.safetensors", "optimizer.safetensors")
-    ]
+    return [path.read_bytes() for path in sorted(directory.glob("*.safetensors"))]
 
 
 @pytest.fixture(scope="module")
