@@ -109,14 +109,6 @@ def test_what_a_killed_start_left_is_removed_and_what_is_something_else_is_left_
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
-def test_more_steps_are_told_with_all_that_follows_them(tmp_path):
-    start(tmp_path, with_train(chain_warmup=0.1))
-    lines = []
-    as_begun(tmp_path, with_train(chain_warmup=0.1, steps=5000), CPU, lines.append)
-    (line,) = lines
-    assert "1000 -> 5000" in line and line.endswith("the learning rate, fixed chains")
-
-
 def test_a_run_goes_on_in_the_precision_of_its_start(tmp_path):
     assert as_begun(tmp_path, CONFIG, CPU, print).train.precision == "fp32"
     start(tmp_path, with_train(precision="bf16"))
