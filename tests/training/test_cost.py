@@ -176,11 +176,6 @@ ROWS = {"batch_size": 4096, "micro_batch_size": 64}
 TOKENS = {"batch_tokens": 64_000}
 
 
-def test_a_batch_is_devices_times_rows_times_accumulation():
-    assert plan_batch(TrainConfig(**ROWS), 2) == ("rows", 4096, 2, 64, 32)
-    assert plan_batch(TrainConfig(**TOKENS), 4) == ("tokens", 64_000, 4, 16_000, 1)
-
-
 @pytest.mark.parametrize(
     ("train", "num_devices", "remedy"),
     [

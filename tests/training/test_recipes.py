@@ -181,8 +181,8 @@ def test_every_recipe_dry_runs_without_data_or_network(name, tmp_path, monkeypat
 
 
 def test_batch_and_hours_follow_from_devices_and_speed(capsys):
-    printed, _ = dry_run(capsys, "--recipe", "smiles-base")
-    assert printed["batch"] == "64,000 tokens = 1 device x 16,000 tokens x 4 accumulated"
+    printed, _ = dry_run(capsys, "--recipe", "smiles-base", "--devices", 2)
+    assert printed["batch"] == "64,000 tokens = 2 devices x 16,000 tokens x 2 accumulated"
     assert printed["tokens"] == f"at most {64_000 * 120_000:,}"
     options = ["--devices", 2, "--throughput", "100000"]
     printed, _ = dry_run(capsys, "--recipe", "official-readme", *options)
