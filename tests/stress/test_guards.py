@@ -143,13 +143,3 @@ def test_a_damaged_file_is_one_line_with_its_name_and_a_remedy(name, damage, pla
     finally:
         file.write_bytes(whole)
     places[name].read()
-
-
-def test_a_run_of_another_shape_is_told_in_its_own_words(places, tmp_path):
-    run = places["model"].file.parents[2]
-    checkpoint, trainer = open_checkpoint(run, print), trainer_like(run, tmp_path)
-    weights = dict(checkpoint.tensors["model"])
-    name = min(weights)
-    for changed in ({**weights, name: weights[name][:1]}, {**weights, "more": weights[name]}):
-        other = checkpoint._replace(tensors={**checkpoint.tensors, "model": changed})
-        told(lambda other=other: trainer.begin_from(other), checkpoint.path, "another shape")
