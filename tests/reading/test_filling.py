@@ -83,40 +83,23 @@ def test_in_turn_each_mask_sees_the_tokens_before_it(name):
         assert torch.equal(filled_ids_BN[b], known_1N[0])
 
 
-@pytest.mark.parametrize("name", ["gated", "spans"])
-def test_of_many_paths_the_filling_with_the_largest_joint_is_taken(name):
-    model, batch = model_of(name), ragged_batch()
-    fewer, more = (fill_at_once(model, batch, num_paths=n) for n in (0, 200))
-    is_best = []
-    for b in range(3):
-        row = alone(batch, b)
-        log_joint = log_joints(model, row)
-        places = torch.meshgrid(*[torch.tensor(OFFERED)] * log_joint.dim(), indexing="ij")
-        best = log_joint[places].max()
-        mine, before = (
-            log_joint[tuple(filled[b, : row.is_masked_BN.shape[1]][row.is_masked_BN[0]])]
-            for filled in (more, fewer)
-        )
-        assert before <= mine and mine > best - 0.3
-        is_best.append(mine > best - 1e-9)
-    # Few states: some path's likeliest tokens are the likeliest filling, or close to it.
-    assert any(is_best)
-
-
-@pytest.mark.parametrize(("name", "seed", "row"), [("gated", 13, 1), ("spans", 10, 2)])
-def test_along_another_path_may_lie_a_likelier_filling_of_one_row(name, seed, row):
+@pytest.mark.parametrize(("name", "seed", "better"), [("gated", 13, 1), ("spans", 10, 2)])
+def test_of_many_paths_the_filling_with_the_largest_joint_is_taken(name, seed, better):
+    """Of one row here a likelier filling lies along another path than the likeliest."""
     model = exlm(replace(CONFIGS[name], chain_bonus=1.0, states_per_mask=3))
     torch.manual_seed(seed)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.7)
     batch = ragged_batch()
-    log_joint, is_masked_N = log_joints(model, alone(batch, row)), batch.is_masked_BN[row]
-    plain, best = (
-        log_joint[tuple(fill_at_once(model, batch, num_paths=n)[row][is_masked_N])]
-        for n in (0, 16)
-    )
-    assert best > plain + 0.05
+    plain, best = (fill_at_once(model, batch, num_paths=n) for n in (0, 16))
+    for b, is_masked_N in enumerate(batch.is_masked_BN):
+        log_joint = log_joints(model, alone(batch, b))
+        before, mine = (log_joint[tuple(filled[b][is_masked_N])] for filled in (plain, best))
+        assert mine > before + 0.05 if b == better else mine >= before
+        places = torch.meshgrid(*[torch.tensor(OFFERED)] * log_joint.dim(), indexing="ij")
+        # Few states: some path's likeliest tokens are the likeliest filling, or close to it.
+        assert mine > log_joint[places].max() - 0.3
 
 
 def test_two_passes_are_two_and_have_the_chains_of_their_step(monkeypatch):
