@@ -21,7 +21,6 @@ from exlm_mini.export import main
 from exlm_mini.reading.decoding import read_row
 from exlm_mini.training.parts import score
 
-os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
 
 from exlm_mini import hf  # noqa: E402

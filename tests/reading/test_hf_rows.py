@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from exlm_mini.data.tokenizer import MASK, Tokenizer, train_byte_level_bpe, word
 from exlm_mini.data.units import Units
 from exlm_mini.reading.trained import SHIPPED, load
 
-os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
 
 from exlm_mini import hf  # noqa: E402
