@@ -100,17 +100,6 @@ def test_the_order_and_the_number_of_counters_matter():
     assert float(counter_uniform(0, 1)) != float(counter_uniform(1))
 
 
-@given(*[st.integers(0, 2**63 - 1)] * 3)
-def test_noise_is_the_same_for_scalars_and_arrays(seed, sample, position):
-    alone = float(counter_uniform(seed, sample, position))
-    samples = np.array([[sample], [0]])
-    positions = np.array([7, position])
-    grid = counter_uniform(seed, samples, positions)
-    assert grid.shape == (2, 2) and grid.dtype == np.float64
-    assert grid[0, 1] == alone
-    assert counter_uniform(seed, np.int64(sample), np.uint64(position)).shape == ()
-
-
 # ---- a fixed number per row ----
 
 

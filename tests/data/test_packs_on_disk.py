@@ -18,7 +18,7 @@ from refusals import told
 
 from exlm_mini.config import DataConfig, SpecialIds
 from exlm_mini.data.corpus import open_corpus, prepare_corpus
-from exlm_mini.data.packs import Pack, Rows, block_rows, molecule_rows
+from exlm_mini.data.packs import Rows, block_rows, molecule_rows
 from exlm_mini.data.pipeline import NUM_BUCKETS, held_out_bound
 from exlm_mini.data.shards import hash_of
 from exlm_mini.data.toy_grammars import grammar
@@ -156,15 +156,6 @@ def test_any_damage_to_any_file_is_told(corpora, data):
             told(lambda: open_corpus(folder / kind, DataConfig(kind=kind)), folder / kind)
     finally:
         path.write_bytes(whole)
-
-
-def test_a_side_file_may_be_laid_out_anew_but_not_edited(tmp_path):
-    path = write(tmp_path / "a.json", [[6, 7], [8]]).path
-    whole = json.loads(path.read_text())
-    path.write_text(json.dumps(whole))
-    assert len(Pack(path)) == 2
-    path.write_text(json.dumps(whole | {"vocab_size": 99}))
-    told(lambda: Pack(path), path, "has changed", "prepare the corpus again")
 
 
 # ---- a corpus ----

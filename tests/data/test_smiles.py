@@ -11,7 +11,6 @@ from exlm_mini.data import shards
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.molecules import Cleaning, clean, embedded_molecules, read_molecule
 from exlm_mini.data.shards import hash_of
-from exlm_mini.data.text import file_documents
 
 ALL = Cleaning(largest_fragment=True, strip_stereo=True, canonical=True)
 
@@ -76,12 +75,6 @@ def test_the_embedded_molecules_are_real():
     assert all(text.split() == [text] for text in molecules)  # without their numbers
 
 
-def test_real_labels_come_from_a_table(data_dir):
-    path = data_dir / "moleculenet" / "tox21.csv.gz"
-    smiles = list(file_documents(path, "smiles"))
-    assert (len(smiles), len(cleaned(smiles, Cleaning()))) == (7831, 7823)  # aluminium salts
-
-
 def test_without_rdkit_no_corpus_of_molecules_is_begun(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rdkit", None)
     with pytest.raises(ModuleNotFoundError, match="rdkit"):
@@ -122,17 +115,5 @@ def test_all_spellings_of_a_molecule_are_on_one_side_of_the_split():
 
 
 def test_losses_are_silent(capfd):
-    raw = [
-        "C[Xx]C",
-        "",
-        "c1ccccc",
-        "CCO.Cl",
-        "C[C@@H](N)O",
-        "CC\nCN",
-        "OCC",
-        "C |^1:0|",
-        "CC",
-        "C((",
-    ]
-    assert spellings(raw, ALL) == ["CCO", "CC(N)O", "CCO", "CC"]
+    assert cleaned(["C[Xx]C", "", "c1ccccc", "CC\nCN", "C |^1:0|", "C(("]) == []
     assert capfd.readouterr() == ("", "")
