@@ -613,9 +613,9 @@ assert mlm.between(5.4, 5.6).all()
 # Its text, its batches and its training are larger by orders of magnitude, and a
 # plateau that ends late would not show in a final score. A study of ours asked
 # this of small models on English, with the paper's dropout and initial weights:
-# there neither a batch of 1,024 nor twice the width does what the aids do. On five
-# small languages 37 of 40 runs without aids, each as long as those with them, end at
-# the floor of an MLM ({ref}`chap-findings`).
+# there neither a batch of 1,024 nor twice the width does what the aids do. On four
+# small languages 37 of 40 runs without aids, each as long as those with them, end
+# at the floor of an MLM ({ref}`chap-findings`).
 #
 # ```{dropdown} How the package fades the chains
 # With `--train.chain_warmup 0.25` the chains $\mathbf{C}$ stand alone for the

@@ -455,10 +455,10 @@ display(pd.DataFrame(columns, index=models))
 # "difficult to distinguish" and therefore gives each a second coordinate (§4.2).
 # All models below have 2D RoPE, and at this size it does not separate the clones.
 #
-# In the ladder ({numref}`fig-ladder`), trained for as many steps as with the aids, 37
-# of the 40 runs of ExLM whose words share something end at the floor of an MLM. The
-# other three save 0.8 of 2 bits, and 0.8 and 0.9 of 8. In the sweep *saddle* each aid
-# is also tried by itself:
+# In the ladder ({numref}`fig-ladder`), trained for as many steps as with the aids,
+# 37 of the 40 runs of ExLM whose words share something end at the floor of an MLM.
+# The other three save 0.8 of 2 bits, and 0.8 and 0.9 of 8. In the sweep *saddle*
+# each aid is also tried by itself:
 
 # %% tags=["remove-input"]
 saddle = runs("saddle", RESULTS)
@@ -511,8 +511,8 @@ display(pd.DataFrame(rows).T)
 # sixteen times as much text and still stays above seven bits. So at this size
 # neither a larger batch nor twice the width does what the aids do. In no run do
 # links win a tenth of a bit per row, and at large batches the clones of a mask
-# predict nearly the same words. The aids make ExLM about as good as an MLM of as many
-# steps, not better, with a batch of 64 as with one of 512.
+# predict nearly the same words. The aids make ExLM about as good as an MLM of as
+# many steps, not better, with a batch of 64 as with one of 512.
 
 # %% mystnb={"code_prompt_show": "Checked: MLM of equal cost is ahead in town, on English and on rings in every seed; where states are idle, and where states without edges are ahead; late expansion; where each cell with and without aids ends"} tags=["hide-cell", "check"]
 for cell, metric in (("toy", "excess_bits"), ("english", "bits_per_mask")):

@@ -284,7 +284,8 @@ class Trainer:
         own, state = self.model.state_dict(), checkpoint.state
         grows = (state["config"]["objective"], self.config.objective) == ("mlm", "exlm")
         if grows:
-            weights, moments = {**own, **weights}, {}
+            new = {name: own[name] for name in own if not name.startswith("encoder.layers.")}
+            weights, moments = {**new, **weights}, {}
         sizes = [{name: tuple(t.shape) for name, t in part.items()} for part in (own, weights)]
         if others := sizes[0].items() ^ sizes[1].items():
             name, _ = min(others)

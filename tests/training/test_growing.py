@@ -192,6 +192,7 @@ def test_a_run_from_another_that_is_cut_off_ends_with_the_same_bits(mlm, step, t
     [
         ("--model.width 32", "is of another shape"),
         ("--model.num_layers 1", "is of another shape"),
+        ("--model.num_layers 3", "is of another shape"),
         ("--model.rope 1d", "model.rope 2d, this run 1d"),
         ("--model.num_heads 4", "model.num_heads 2, this run 4"),
         ("--data.max_documents 100", "because its data.max_documents is"),
