@@ -57,7 +57,7 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
     if name not in EXTRAS:
         return None
     extra = f"exlm-mini[{EXTRAS[name]}] @ git+https://github.com/exlm-book/exlm-book"
-    return f"this needs the package {name}; pip install '{extra}'"
+    return f"this needs the package {name}; pip install '{extra}', or [all] for every extra"
 
 
 @contextmanager

@@ -166,7 +166,8 @@ def test_a_door_without_its_library_names_the_extra(library, extra, door):
     )
     assert result.stderr.splitlines()[-1] == (
         f"ModuleNotFoundError: this needs the package {library}; pip install "
-        f"'exlm-mini[{extra}] @ git+https://github.com/exlm-book/exlm-book'"
+        f"'exlm-mini[{extra}] @ git+https://github.com/exlm-book/exlm-book', "
+        "or [all] for every extra"
     )
     assert "During handling" not in result.stderr
 
