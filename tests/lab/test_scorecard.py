@@ -1,5 +1,6 @@
 """The scorecard says of each claim what the records say, and every page says the same."""
 
+import itertools
 import re
 import shutil
 import subprocess
@@ -146,6 +147,12 @@ def test_the_readme_counts_the_verdicts_of_the_records_planned_and_others_apart(
     (planned, of_planned), (others, of_others) = told
     assert f"scorecard's {len(scores)} claims {planned} were planned: {of_planned}" in text
     assert re.search(rf"Of the {others} others, hints [^.]+ {re.escape(of_others)}", text)
+    judged = itertools.chain(*verdicts(results).values())
+    primary = [verdict for verdict in judged if verdict.claim.is_primary]
+    count = Counter(v.word.partition(",")[0] for v in primary if v.half_width is not None)
+    ends = f"{count['for']} hold, {count['against']} do not, {count['undecided']} are undecided"
+    waiting = len(primary) - count.total()
+    assert f"{len(primary)} claims primary: {ends}, and {waiting}, a grown" in text
 
 
 def test_the_pictures_of_the_readme_are_those_of_the_records(results, tmp_path):
