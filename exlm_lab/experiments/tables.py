@@ -68,7 +68,7 @@ ASKED = {
     "cost": ("cost_ratio", "cost_ratio_floor"),
     "k-and-p": (DOWNSTREAM, PROBE, "bits_per_mask", "entropy_bits", "excess_bits"),
 }  # fmt: skip
-"""What each sweep is about."""
+"""What each sweep is about; of any other, all that was measured is shown."""
 COMPARED = {
     DOWNSTREAM: "points to ExLM", PROBE: "probe, points to ExLM",
     "captured_bits": "captured bits to ExLM",
@@ -122,7 +122,7 @@ def _columns(name: str, table: pd.DataFrame) -> dict[str, list[str]]:
     columns = {"cell": [cell.removeprefix(f"{kind}-") for cell in cells]}
     if name == "ablations":
         columns["steps"] = [f"{rows['train.steps'].iloc[0]:,}" for rows in cells.values()]
-    for metric in ASKED[name]:
+    for metric in ASKED.get(name, COLUMNS):
         if measured(table, metric).empty:
             continue
         head, digits = COLUMNS[metric]

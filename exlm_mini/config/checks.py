@@ -175,6 +175,8 @@ def mistake_in(error: ValidationError, group: str = "", kind: type | None = None
     name = group + ".".join(map(str, first["loc"]))
     if first["type"] == "unexpected_keyword_argument" and kind is not None:
         known = [full for full, _ in fields_of(kind, group)]
+        groups = {full.rpartition(".")[0] for full in known}
+        known += sorted(groups - {group[:-1]})
         beside = [full for full in known if full.rpartition(".")[0] == name.rpartition(".")[0]]
         known_here = f"known: {', '.join(beside)}"
         return UserError(f"unknown setting {name}; {nearest(name, known, known_here)}")

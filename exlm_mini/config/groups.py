@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from exlm_mini.config.checks import (
     RARE,
@@ -155,13 +155,18 @@ class MaskingConfig:
         return self.strategy in ("fixed_count", "spans", "units")
 
 
+def _words(value: Any) -> Any:
+    """A single word for a list of one."""
+    return (value,) if isinstance(value, str) else value
+
+
 @settings("data.")
 class DataConfig:
     """Where the text comes from and how it is cut into rows."""
 
     kind: Literal["toy", "text", "smiles"] = "text"
     """The small language with known entropies, text, or molecules."""
-    source: tuple[str, ...] = ()
+    source: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
     """Files (.txt .smi .csv .tsv .jsonl .parquet, also .gz .xz, and Uni-Mol's .lmdb), a data set
     that prepare --help names, or hub:ID,CONFIG,SPLIT of the Hugging Face hub; none: the embedded
     data."""

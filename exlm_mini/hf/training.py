@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -17,15 +17,18 @@ from transformers import (
 )
 
 from exlm_mini.config import SPECIAL_TOKENS, MaskingConfig, SpecialIds
+from exlm_mini.config.checks import nearest
 from exlm_mini.data.masking import Masker
 from exlm_mini.data.units import Units
 from exlm_mini.hf.config import ExLMConfig
+
+Strategy = Literal["bernoulli", "fixed_count", "spans", "units"]
 
 
 def collator(
     tokenizer: PreTrainedTokenizerFast,
     mask_ratio: float = 0.15,
-    strategy: Literal["bernoulli", "fixed_count", "spans", "units"] = "bernoulli",
+    strategy: Strategy = "bernoulli",
     span_length: int = 3,
     span_law: Literal["fixed", "geometric"] = "fixed",
     **options: Any,
@@ -37,9 +40,11 @@ def collator(
         options: of ``DataCollatorForLanguageModeling``, such as ``seed``.
 
     Raises:
-        ValueError: for ``whole_word_mask`` of molecules, where it would mask whole rows, or with
-            another strategy than ``bernoulli``.
+        ValueError: for another strategy, and for ``whole_word_mask`` of molecules, where it would
+            mask whole rows, or without the strategy ``bernoulli``.
     """
+    if strategy not in (known := get_args(Strategy)):
+        raise ValueError(f"strategy is {strategy!r}; {nearest(strategy, known)}")
     is_smiles = isinstance(tokenizer.backend_tokenizer.pre_tokenizer, Split)
     if options.get("whole_word_mask") and is_smiles:
         raise ValueError("a SMILES has no words; leave out whole_word_mask")

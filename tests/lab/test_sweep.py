@@ -6,10 +6,11 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 
 import pytest
 from commands import fails
-from made_records import made_record
+from made_records import made_record, write
 from refusals import told
 from tiny_runs import CELL, TASK
 
@@ -29,6 +30,8 @@ from exlm_mini.config.recipes import plain
 from exlm_mini.reading.trained import load
 from exlm_mini.training.checkpoint import latest_checkpoint
 from exlm_mini.training.metrics import read_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def dotted(config):
@@ -139,6 +142,17 @@ def run(folder, *more):
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
+
+
+def test_an_experiment_of_a_user_is_listed_and_reported(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "book/running.md").read_text(), re.S)
+    monkeypatch.setitem(EXPERIMENTS, "mine", None)  # removed afterwards
+    exec(compile(code, "mine.py", "exec"), {"__name__": "mine"})
+    assert sweep.main(["mine", "--list", f"--output={tmp_path}"]) == 0
+    write(tmp_path, made_record("mine", "mlm", metrics={"bits_per_row": 2.5}))
+    assert sweep.main(["mine", "--report", f"--output={tmp_path}"]) == 0
+    out = capsys.readouterr().out
+    assert "two-states" in out and "| 2.50" in out
 
 
 @pytest.mark.slow
