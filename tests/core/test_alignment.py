@@ -276,7 +276,17 @@ def test_neither_writing_to_inputs_nor_their_layout_nor_a_second_backward_matter
     assert all(torch.equal(t, old) for t, old in zip(turned, before, strict=True))
 
 
-@pytest.mark.parametrize("backend", ONCE)
+@pytest.mark.parametrize("backend", EVERY)
+def test_inference_mode_changes_nothing(backend):
+    graph = random_graph(1, [3, 2], [6, 4])
+    expected = *posteriors(*graph, backend), *viterbi(*graph, backend)
+    with torch.inference_mode():
+        for own in (graph, [t.clone() for t in graph]):  # made outside, and in it
+            same = *posteriors(*own, backend), *viterbi(*own, backend)
+            assert all(map(torch.equal, same, expected))
+
+
+@pytest.mark.parametrize("backend", EVERY)
 def test_no_rows_give_nothing(backend):
     graph = Graph(*(t[:0].clone() for t in RAGGED))
     log_likelihood_B, *gradients = likelihood_and_gradients(graph, backend)
