@@ -126,27 +126,16 @@ def test_every_cone_and_remainder_of_a_tile_equals_the_vectorized_backend(backen
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", ONCE)
-def test_all_ones_graph_counts_its_paths(backend, dtype):
-    """All scores are log 1, so the likelihood is the number of paths: comb(L - 2, M - 2)."""
-    shapes = [(2, 40), (3, 40), (17, 40), (40, 40), (12, 33), (1, 1)]
-    graph = all_ones_graph(*zip(*shapes, strict=True)).to(dtype)
-    expected = [math.log(math.comb(L - 2, M - 2)) if M > 1 else 0.0 for M, L in shapes]
-    ours_B = dag_log_likelihood(*graph, backend)
-    assert ours_B.tolist() == pytest.approx(expected, 1e-6, 1e-5)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("M", "L"), [(3, 5), (64, 256)])
-@pytest.mark.parametrize("backend", ONCE)
-def test_flat_graph_sums_to_a_stirling_number(backend, M, L, dtype):
+def test_flat_graph_sums_to_a_stirling_number(dtype):
     """Over M - 2 of the inner states, the product of 1 / (their distance to the end): a Stirling
-    number of the first kind over a factorial."""
+    number of the first kind over a factorial. So the backend that others are held against is
+    right where there are too many paths to enumerate."""
+    M, L = 64, 256
     cycles = [1] + [0] * (M - 1)  # of n elements, by their number
     for n in range(L - 1):
         cycles = [n * cycles[0]] + [cycles[j - 1] + n * cycles[j] for j in range(1, M)]
     expected = math.log(cycles[M - 1]) - math.lgamma(L - 1) - math.log(L - 1)
-    ours_1 = dag_log_likelihood(*flat_graph([M], [L]).to(dtype), backend)
+    ours_1 = dag_log_likelihood(*flat_graph([M], [L]).to(dtype), "vectorized")
     assert ours_1.item() == pytest.approx(expected, 1e-6 if dtype == FLOAT32 else 1e-11)
 
 
