@@ -112,12 +112,6 @@ def test_rows_that_are_not_exact_are_done_again_and_no_others(monkeypatch):
     assert seen == [(torch.float64, [-1040.0, -780.0])]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_all_rows_may_be_done_again(name, monkeypatch):
-    monkeypatch.setattr(scaled, "TOLERANCE", -1.0)
-    assert_right(CASES[name].to(FLOAT32), "scaled", judge(name, FLOAT32)[:3])
-
-
 def test_what_log_space_would_not_change_is_not_done_again():
     """No usable state, NaN, or large scores alone."""
     for name in ("impossible_target", "more_targets_than_states", "impossible_last_emission"):
