@@ -170,28 +170,3 @@ def test_a_door_without_its_library_names_the_extra(library, extra, door):
         "or [all] for every extra"
     )
     assert "During handling" not in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("source", "module", "complaint"),
-    [
-        ("from exlm_mini.model import ExLM", "exlm_mini.data.masking", "stands after"),
-        ("def f():\n    import exlm_lab.bench", "exlm_mini.doctor", "stands after"),
-        ("import exlm_mini.nowhere", "exlm_mini.model.exlm", "no place"),
-        ("from exlm_mini.config import x", "exlm_mini", "imports nothing"),
-        ("def f():\n    import matplotlib.pyplot", "exlm_mini.reading.decoding", "draw"),
-        ("import argparse", "exlm_mini.training.trainer", "only commands"),
-        ("from exlm_mini.alignment.naive import x", "exlm_mini.alignment.vectorized", None),
-        ("import seaborn", "exlm_mini.plot.curves", None),
-        ("from exlm_mini.training.parts import x\nimport argparse", "exlm_mini.fill", None),
-        ("from exlm_mini import __version__", "exlm_mini.training.checkpoint", None),
-    ],
-)
-def test_the_checker_sees_a_forbidden_import_and_allows_rooms_before(source, module, complaint):
-    found = problems(source, module)
-    assert found == [] if complaint is None else complaint in found[0]
-
-
-def test_an_import_inside_a_function_does_not_run_at_once():
-    source = "import torch\ndef f():\n  import rdkit\nif TYPE_CHECKING:\n  import datasets"
-    assert imports_of(source) == [("torch", True), ("rdkit", False), ("datasets", False)]
