@@ -103,20 +103,10 @@ def test_the_pinned_compiler_goes_with_pytorch():
 # ---- failures ----
 
 
-@pytest.mark.parametrize(
-    ("device_type", "name", "value", "words"),
-    [
-        ("cpu", "CXX", "no-such-compiler", r"'no-such-compiler': install g\+\+.* CXX"),
-        ("cpu", "TORCH_EXTENSIONS_DIR", __file__, "TORCH_EXTENSIONS_DIR to a writable folder"),
-        ("cuda", "CUDA_HOME", "/elsewhere", r"nvcc in CUDA_HOME, /elsewhere/bin: install"),
-    ],
-)
-def test_what_is_missing_is_said_with_the_remedy(
-    device_type, name, value, words, cache, monkeypatch
-):
-    monkeypatch.setenv(name, value)
-    with pytest.raises(build.BuildError, match=words):
-        build.build(device_type)
+def test_a_cache_that_cannot_be_written_to_is_said_with_the_remedy(monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", __file__)
+    with pytest.raises(build.BuildError, match="TORCH_EXTENSIONS_DIR to a writable folder"):
+        build.build("cpu")
 
 
 def test_without_ninja_the_remedy_is_said(cache, monkeypatch):
@@ -170,7 +160,7 @@ def test_a_library_that_does_not_build_load_or_run_is_no_backend(monkeypatch):
         assert why_not("cuda") == "PyTorch sees no CUDA GPU"
     assert why_not("mps") == "it is written for CPUs and CUDA, not for 'mps'"
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "no-such-compiler" in why_not("cpu")
+    assert why_not("cpu").startswith("no C++ compiler 'no-such-compiler': install")
     with pytest.raises(native.BuildError, match="no-such-compiler"):
         native.log_likelihood(*RAGGED)
 
