@@ -183,13 +183,6 @@ def test_edges_are_learned_within_a_span_and_shared_equally_elsewhere(use_positi
             assert_same(ours_BLL[b, v], expected_L)
 
 
-def test_a_large_bonus_leaves_the_chains():
-    graph = make_graph()
-    state_BLD, spans = make_states(graph), make_module("spans")
-    spans.chain_bonus = 60.0
-    assert_same(spans(state_BLD, graph).exp(), make_module("chains")(state_BLD, graph).exp())
-
-
 # ---- blend ----
 
 
