@@ -18,11 +18,7 @@ from exlm_mini.alignment.ctc import run_log_likelihood
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.answers import StateScores, log_likelihood
-from exlm_mini.model.objectives import (
-    mlm_loss,
-    nats_to_bits,
-    states_alignment_loss,
-)
+from exlm_mini.model.objectives import mlm_loss, states_alignment_loss
 
 V = 8
 BATCH = masked_rows([BOS, -6, 7, -6, EOS], [BOS, 7, -6, EOS], [BOS, -6, -7, 7, -6, EOS])
@@ -54,10 +50,6 @@ def test_mlm_loss_of_no_masks_is_zero_with_zero_gradient():
     assert loss.item() == 0
     loss.backward()
     assert logits_SV.grad.shape == (0, V)
-
-
-def test_a_bit_is_log_two_nats():
-    assert_same(nats_to_bits(torch.tensor([math.log(2), math.log(8)])), torch.tensor([1.0, 3]))
 
 
 # ---- the alignment loss ----
