@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
-from commands import fails
+from commands import contents, fails
 from made_records import made_record, write
 from refusals import told
 from tiny_runs import CELL, TASK
@@ -140,10 +140,6 @@ def run(folder, *more):
     )
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
-
-
 def test_an_experiment_of_a_user_is_listed_and_reported(tmp_path, monkeypatch, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "book/running.md").read_text(), re.S)
     monkeypatch.setitem(EXPERIMENTS, "mine", None)  # removed afterwards
@@ -181,9 +177,9 @@ def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
     # With as many steps as MLM it is MLM, which is trained already.
     assert steps == {str(round(6 * ratio))} - {"6"}, said
     # Called again it does nothing.
-    before = contents(tmp_path)
+    before = contents(tmp_path / "out")
     assert run(tmp_path) == 0
-    assert contents(tmp_path) == before
+    assert contents(tmp_path / "out") == before
     out, err = capsys.readouterr()
     assert out == "" and re.search(r"(\d+) of \1 recorded in .*--output", err)
 
