@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from exlm_lab.downstream.tables import (
+    check_paths,
     num_rows,
     progressing_chunks,
     table_writer,
@@ -30,7 +31,7 @@ from exlm_lab.downstream.tables import (
 )
 from exlm_mini.config.checks import Count, UserError
 from exlm_mini.config.options import Parser, command_parser, of
-from exlm_mini.data.files import check_file, whole_file
+from exlm_mini.data.files import whole_file
 from exlm_mini.data.text import find_column
 from exlm_mini.reading.runs import model_directory
 from exlm_mini.training.console import exit_code, say
@@ -65,7 +66,7 @@ def run(options: Any) -> None:
         raise UserError(
             f"--output is {options.output}; give a name that ends in .npy or .parquet"
         )
-    check_file(options.table)
+    check_paths(options.table, options.output)
     model_directory(options.model)
     import pandas
     import pyarrow

@@ -17,10 +17,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from exlm_lab.downstream.tables import progressing_chunks, table_writer, with_columns
+from exlm_lab.downstream.tables import (
+    check_paths,
+    progressing_chunks,
+    table_writer,
+    with_columns,
+)
 from exlm_mini.config.checks import Count
 from exlm_mini.config.options import Parser, command_parser, of
-from exlm_mini.data.files import check_file
 from exlm_mini.data.text import find_column
 from exlm_mini.reading.runs import task_of
 from exlm_mini.training.console import exit_code, say
@@ -48,7 +52,7 @@ def _parser() -> Parser:
 def run(options: Any) -> None:
     """Predict chunk by chunk, so that memory does not grow with the rows."""
     task_of(options.model)
-    check_file(options.table)
+    check_paths(options.table, options.output)
     from exlm_mini.hf import load_predictor
 
     model = load_predictor(options.model, options.device)

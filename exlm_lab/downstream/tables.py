@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import reading, whole_file
+from exlm_mini.data.files import check_file, reading, whole_file
 from exlm_mini.data.text import (
     TABLES,
     csv_rows,
@@ -28,6 +28,13 @@ CHUNK = 1000
 """Rows in memory while a table is read and written piece by piece."""
 
 # ---- reading ----
+
+
+def check_paths(table: Path, output: Path) -> None:
+    """Refuse a table that is no file, and an output that is the table."""
+    check_file(table)
+    if output.exists() and output.samefile(table):
+        raise UserError(f"--output {output} would replace the table; give another name")
 
 
 def chunks(path: Path, size: int = CHUNK) -> Iterator[Any]:

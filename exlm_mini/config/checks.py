@@ -181,6 +181,8 @@ def mistake_in(error: ValidationError, group: str = "", kind: type | None = None
         known_here = f"known: {', '.join(beside)}"
         return UserError(f"unknown setting {name}; {nearest(name, known, known_here)}")
     value, expected = first["input"], first["msg"].replace("Input should", "it should")
+    if first["type"] == "dataclass_type":
+        expected = "it should hold settings"
     shown = "empty" if value is None else f"a {type(value).__name__}"
     if isinstance(value, str | int | float):
         shown = repr(value)

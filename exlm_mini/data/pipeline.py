@@ -115,13 +115,13 @@ def _record(job: Job, source: Source, shards: list[Path]) -> dict[str, Any]:
         some = islice(chain.from_iterable(map(rejected_in, shards)), NUM_SHOWN)
         line += f"; RDKit rejects {num_rejected:,}, such as "
         line += ", ".join(repr(text[:80]) for text in some)
-    job.report(line)
     limit, share = job.data.max_rejected, num_rejected / num_read
     if share > limit:
         raise UserError(
             f"{line} ({share:.2%}, data.max_rejected is {limit:.2%}); mend or remove them, or "
             "raise data.max_rejected; text is read with data.kind text"
         )
+    job.report(line)
     counts = {"documents_read": num_read, "rejected": num_rejected}
     return {"name": source.name, **source.facts, **counts}
 

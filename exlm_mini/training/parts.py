@@ -5,13 +5,16 @@ All are functions of the settings; ``trainer`` puts them together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import assert_never
 
 import torch
+from torch import Tensor
 
 from exlm_mini.config import RunConfig, SpecialIds
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.toy_grammars import slots_of
@@ -56,8 +59,26 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
     """The trained model of a checkpoint, in evaluation mode on the CPU, and its settings."""
     config, state = RunConfig(**checkpoint.state["config"]), checkpoint.state
     model = make_model(config, state["vocab_size"], SpecialIds(**state["special_ids"]))
-    model.load_state_dict(checkpoint.tensors["model"])
+    remedy = "a model with parts of your own opens in the program that made it"
+    set_weights(model, checkpoint.tensors["model"], checkpoint.path, remedy)
     return model.eval(), config
+
+
+def set_weights(
+    model: MaskedLM | ExLM, weights: Mapping[str, Tensor], path: Path, remedy: str
+) -> None:
+    """Give a model the weights of a checkpoint, if they are its own in name and shape."""
+    own, theirs = (
+        {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        for tensors in (model.state_dict(), weights)
+    )
+    if others := own.items() ^ theirs.items():
+        name, _ = min(others)
+        raise UserError(
+            f"{path} is of another shape ({name} is {theirs.get(name)}, not {own.get(name)}); "
+            f"{remedy}"
+        )
+    model.load_state_dict(weights)
 
 
 def score(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) -> Scored:

@@ -34,7 +34,7 @@ from exlm_mini.training.console import Progress
 from exlm_mini.training.cost import check_fits, mean_flops_per_token
 from exlm_mini.training.evaluation import Evaluation, evaluate
 from exlm_mini.training.metrics import MetricsLog, copies_of, peak_memory_mib
-from exlm_mini.training.parts import make_masker, make_model
+from exlm_mini.training.parts import make_masker, make_model, set_weights
 from exlm_mini.training.processes import Engine, check_spread, choose_device, with_precision
 from exlm_mini.training.provenance import versions
 from exlm_mini.training.step import Stepper, Update
@@ -198,6 +198,11 @@ class Trainer:
         if not found.is_finite:
             bits = f"{found.bits_per_mask:g} bits per masked token"
             raise self.stepper.diverged(f"validation at step {step} gives {bits}")
+        if found.num_rows and not found.num_masks:
+            raise UserError(
+                f"none of the {found.num_rows} held-out rows has a masked token; raise "
+                "masking.mask_ratio, or take more rows"
+            )
         return found
 
     # ---- checkpoints ----
@@ -281,19 +286,13 @@ class Trainer:
         weights, clones learn to differ later (``links-pilot.json``).
         """
         weights, moments = checkpoint.tensors["model"], checkpoint.tensors.get("optimizer", {})
-        own, state = self.model.state_dict(), checkpoint.state
+        state = checkpoint.state
         grows = (state["config"]["objective"], self.config.objective) == ("mlm", "exlm")
         if grows:
+            own = self.model.state_dict()
             new = {name: own[name] for name in own if not name.startswith("encoder.layers.")}
             weights, moments = {**new, **weights}, {}
-        sizes = [{name: tuple(t.shape) for name, t in part.items()} for part in (own, weights)]
-        if others := sizes[0].items() ^ sizes[1].items():
-            name, _ = min(others)
-            raise UserError(
-                f"{checkpoint.path} is of another shape ({name} is {sizes[1].get(name)}, not "
-                f"{sizes[0].get(name)}); give its model.* settings"
-            )
-        self.model.load_state_dict(weights)
+        set_weights(self.model, weights, checkpoint.path, "give its model.* settings")
         restore_optimizer(self.stepper.optimizer, self.model, moments)
         self.num_tokens = state["num_tokens"]
         self.stepper.restore(state["update"])

@@ -221,6 +221,14 @@ def test_what_is_no_fine_tuned_model_is_said(runs, table, tmp_path, capsys):
     fails(capsys, predict.main, *argv, parts=["holds no fine-tuned model"])
 
 
+def test_a_table_is_not_replaced_by_what_is_said_of_it(tuned, runs, tmp_path, capsys):
+    table = tmp_path / "mine.parquet"
+    pandas.DataFrame({"SMILES": ["CCO"]}).to_parquet(table)
+    embedding = [embed.main, runs / "smiles", "--column", "SMILES"]
+    for command, *argv in ([predict.main, tuned / "numbers"], embedding):
+        fails(capsys, command, *argv, table, "--output", table, parts=["replace the table"])
+
+
 @pytest.mark.parametrize(
     ("argv", "parts"),
     [

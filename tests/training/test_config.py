@@ -100,7 +100,7 @@ REFUSED = {
     "train: {steps: [5]}": ["train.steps is a list", "integer"],
     "train: {learning_rate: .inf}": ["train.learning_rate is '.inf'", "number"],
     "train: {adam_betas: [0.9]}": ["train.adam_betas.1", "required"],
-    "train: 5": ["train is '5'", "dictionary"],
+    "train: 5": ["train is '5'; it should hold settings"],
     "trian: {steps: 5}": ["unknown setting trian", "did you mean train?"],
     "tests: {steps: 5}": ["known: recipe", "train"],
     "train: {step: 5}": ["unknown setting train.step", "did you mean train.steps"],

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from refusals import told
 from workers import PLAIN, VOCAB_SIZE, changed, make_trainer
 
 from exlm_mini.config import SpecialIds
@@ -165,3 +166,16 @@ def test_a_trained_model_comes_back(packs, tmp_path, objective):
     assert not model.training
     ours, theirs = model.state_dict(), trainer.model.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_model_with_a_part_that_the_package_does_not_make_is_refused(packs, tmp_path):
+    make_trainer(CONFIG, packs, tmp_path).run()
+    checkpoint = latest_checkpoint(tmp_path / "checkpoints", print)
+    checkpoint.tensors["model"]["transition.own"] = torch.zeros(3)
+    told(lambda: load_model(checkpoint), "transition.own is (3,), not None", "of your own")
+
+
+def test_a_validation_without_masks_is_refused(packs, tmp_path):
+    masking = {"strategy": "bernoulli", "mask_ratio": 1e-9}
+    trainer = make_trainer(changed(CONFIG, masking=masking), packs, tmp_path)
+    told(trainer.run, "held-out rows has a masked token", "masking.mask_ratio")

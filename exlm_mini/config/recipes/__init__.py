@@ -59,7 +59,8 @@ def _find(name: str, kind: Kind, folder: Path = Path()) -> tuple[Path, str]:
         names, prefix = recipe_names(kind), kind.prefix
         stem = name.removeprefix(prefix)
         if prefix + stem not in names:
-            raise UserError(f"unknown recipe '{name}'; {nearest(prefix + stem, names)}")
+            known = nearest(prefix + stem, names)
+            raise UserError(f"unknown recipe '{name}', and no path of a .yaml file; {known}")
         path = kind.folder / f"{stem}.yaml"
     return path, prefix
 
