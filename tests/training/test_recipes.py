@@ -156,10 +156,7 @@ def test_a_recipe_stands_on_another(tmp_path):
     [
         ("a.yaml", "is the base of its own base"),
         ("b.yaml", "is the base of its own base"),
-        (
-            "toy-pears",
-            "no path of a .yaml file; did you mean toy-pairs",
-        ),
+        ("toy-pears", "no path of a .yaml file; did you mean toy-pairs"),
         ("c.yaml", "cannot read"),
     ],
 )
