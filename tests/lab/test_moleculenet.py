@@ -9,9 +9,10 @@ from refusals import told
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 from rdkit import Chem
 
-from exlm_lab.downstream.examples import encode, load_table
+from exlm_lab.downstream.examples import load_table
 from exlm_lab.downstream.moleculenet import BENCHMARKS, read
 from exlm_lab.downstream.settings import ReadingConfig
+from exlm_lab.downstream.targets import encode
 from exlm_mini.data.molecules import Cleaning
 
 MOLECULES = [

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import told
 
-from exlm_lab.downstream.examples import encode, load_table
+from exlm_lab.downstream.examples import load_table
 from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.tables import chunks, read_table, table_writer
+from exlm_lab.downstream.targets import encode
 from exlm_lab.downstream.task import Task
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")

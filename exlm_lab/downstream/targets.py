@@ -1,0 +1,200 @@
+"""The targets of a table: what each says, and the answers as numbers.
+
+What a target is follows from its cells unless the task says it:
+
+===========  =====================================================================
+``labels``   0, 1, or nothing where the answer is missing; several columns may be
+``numbers``  numbers, or nothing; several columns may be
+``mixed``    some columns of each of these two
+``classes``  words, or numbers if classification is asked for; one column
+===========  =====================================================================
+
+Shapes: R rows, C targets, D different words in a column.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import unicodedata
+from typing import NamedTuple
+
+import numpy as np
+
+from exlm_lab.downstream.task import Kind, Task
+from exlm_mini.config.checks import UserError
+
+MOST_WRONG = 0.1
+"""Of the cells of a target; with more of them wrong, the column is another."""
+LARGEST = 1e30
+"""Of a number; models are of float32, which ends at 3e38."""
+NO_WORDS = {"#N/A", "#NA", "#VALUE!", "#REF!", "#DIV/0!", "#NUM!", "#NAME?", "#NULL!"}
+"""What a spreadsheet writes where it has no value."""
+METRICS: dict[Kind, str] = {
+    "labels": "roc_auc", "numbers": "r2", "mixed": "score", "classes": "accuracy",
+}  # fmt: skip
+Tables = list[tuple[str, int]]
+"""The tables that rows come from, by name, and which row is the first of each."""
+
+_DECIMAL_COMMA = re.compile(r"[-+−]?\d+,\d+")
+
+
+def place(tables: Tables, row: int) -> tuple[str, int]:
+    """The table that holds a row, and the row's number there."""
+    return next((name, row - first) for name, first in reversed(tables) if first <= row)
+
+
+def encode(
+    tables: Tables, cells_RC: np.ndarray, task: Task
+) -> tuple[Task, np.ndarray, dict[int, str]]:
+    """The answers in the cells of the targets.
+
+    Returns:
+        task: with what the cells say of it.
+        labels_RC: float64; nan is missing, or wrong.
+        reasons: by row, what is wrong with it.
+    """
+    reasons: dict[int, str] = {}
+    kinds, classes, labels = zip(
+        *(
+            _encode(tables, target, cells_R, task, reasons)
+            for target, cells_R in zip(task.targets, cells_RC.T, strict=True)
+        ),
+        strict=True,
+    )
+    kind: Kind = kinds[0] if len(set(kinds)) == 1 else "mixed"
+    if "classes" in kinds and len(kinds) > 1:
+        raise UserError(
+            f"{tables[0][0]}: '{task.targets[kinds.index('classes')]}' holds classes; several "
+            "targets are numbers, or 0 and 1: give it a command of its own"
+        )
+    labels_RC = np.stack(labels, axis=1)
+    for empty in np.flatnonzero(np.isnan(labels_RC).all(axis=1)):
+        reasons.setdefault(int(empty), "it has no answer")
+    task = task._replace(
+        kind=kind,
+        classes=classes[0] if kind == "classes" else task.targets,
+        numbers=tuple(t for t, k in zip(task.targets, kinds, strict=True) if k == "numbers"),
+        metric=task.metric or METRICS[kind],
+    )
+    return task, labels_RC, reasons
+
+
+class _Column(NamedTuple):
+    """The cells of a target. A set has millions of them, of which few differ."""
+
+    of: str
+    """Its table and name, for messages."""
+    words: list[str]
+    """The D different ones; empty where there is no value."""
+    numbers_D: np.ndarray
+    """What they say as numbers; inf where they say none."""
+    times_D: np.ndarray
+    """Rows that hold each."""
+    words_R: np.ndarray
+    """Which of them a row holds; -1 is None or nan."""
+
+    def are_most(self, is_such_D: np.ndarray) -> bool:
+        """Whether nearly all cells that hold something are such."""
+        is_there_D = np.array([bool(word) for word in self.words])
+        least = (1 - MOST_WRONG) * self.times_D[is_there_D].sum()
+        return bool(self.times_D[is_such_D].sum() >= least)
+
+
+def _encode(
+    tables: Tables, target: str, cells_R: np.ndarray, task: Task, reasons: dict[int, str]
+) -> tuple[Kind, tuple[str, ...], np.ndarray]:
+    """Kind, classes and labels_R of one target; what is wrong with a row goes to ``reasons``."""
+    column = _read(tables[0][0], target, cells_R)
+    kind, classes, codes_D = _kind(column, task), task.classes, column.numbers_D
+    if kind == "classes" and not classes:
+        classes, codes_D = _classes(column)
+    different = classes or {*column.words} - {""}
+    if len(different) == 1 and kind != "labels":
+        raise UserError(f"{column.of} holds only '{min(different)}'; name another column")
+    if kind == "numbers":
+        is_answer_D = np.abs(codes_D) < LARGEST
+        expected = f"a number below {LARGEST} or nothing"
+    elif kind == "labels":
+        is_answer_D = np.isin(codes_D, (0, 1))
+        expected = "0, 1 or nothing"
+    else:
+        is_answer_D = np.isin(codes_D, range(len(classes)))
+        expected = f"one of 0 to {len(classes) - 1}"
+    is_missing_D = np.array([not word for word in column.words])
+    codes_D = np.where(is_missing_D, np.nan, np.where(is_answer_D, codes_D, np.inf))
+    labels_R = np.append(codes_D, np.nan)[column.words_R]
+    wrong = {
+        int(row): f"'{target}' is '{str(cells_R[row])[:40]}', not {expected}"
+        for row in np.flatnonzero(np.isinf(labels_R))
+    }
+    if len(wrong) > MOST_WRONG * (~np.isnan(labels_R)).sum():
+        row, why = next(iter(wrong.items()))
+        raise UserError(
+            f"{' row '.join(map(str, place(tables, row)))} (from 0): {why}, and {len(wrong):,} "
+            "rows are like it; name another column, or mend it"
+        )
+    if len(classes) > max(2, np.isfinite(labels_R).sum() / 2):
+        raise UserError(
+            f"{column.of} holds {len(classes):,} different words in {len(labels_R):,} "
+            "rows, a name rather than a class; name another column"
+        )
+    reasons |= wrong
+    return kind, classes, np.where(np.isinf(labels_R), np.nan, labels_R)
+
+
+def _read(source: str, target: str, cells_R: np.ndarray) -> _Column:
+    import pandas
+
+    try:
+        words_R, different = pandas.factorize(cells_R)
+    except TypeError:
+        raise UserError(
+            f"{source}: {target} holds lists or objects; name another column"
+        ) from None
+    words = [unicodedata.normalize("NFC", str(cell)).strip() for cell in different]
+    words = ["" if word in NO_WORDS else word for word in words]
+    if not any(words):
+        raise UserError(f"{source}: {target} holds no answer; name another")
+    times_D = np.bincount(words_R[words_R >= 0], minlength=len(words))
+    numbers_D = np.array([_number(word) for word in words])
+    return _Column(f"{source}: '{target}'", words, numbers_D, times_D, words_R)
+
+
+def _number(word: str) -> float:
+    """The number in a cell; inf where there is none."""
+    with contextlib.suppress(ValueError):
+        value = float({"true": "1", "false": "0"}.get(word.casefold(), word))
+        if math.isfinite(value):
+            return value
+    return math.inf
+
+
+def _kind(column: _Column, task: Task) -> Kind:
+    """Of one target; what the task says goes first."""
+    is_number_D = np.isfinite(column.numbers_D)
+    is_numeric = column.are_most(is_number_D)
+    has_comma_D = np.array([bool(_DECIMAL_COMMA.fullmatch(word)) for word in column.words])
+    is_meant_numeric = task.kind in (None, "numbers")
+    if is_meant_numeric and not is_numeric and column.are_most(is_number_D | has_comma_D):
+        raise UserError(
+            f"{column.of} holds '{column.words[has_comma_D.argmax()]}'; write decimals with a "
+            "point and thousands without a mark, or, if it is a word, give --kind classification"
+        )
+    is_yes_no = is_numeric and bool(np.isin(column.numbers_D[is_number_D], (0, 1)).all())
+    if is_yes_no and (task.kind is None or (task.kind == "classes" and not task.classes)):
+        return "labels"
+    return task.kind or ("numbers" if is_numeric else "classes")
+
+
+def _classes(column: _Column) -> tuple[tuple[str, ...], np.ndarray]:
+    """The classes in a column, and which of them each word is; nan where it is none."""
+    words = column.words
+    if column.are_most(np.isfinite(column.numbers_D)):  # 1 and 1.0 are one class
+        words = [
+            f"{number:.15g}" if math.isfinite(number) else word
+            for number, word in zip(column.numbers_D, words, strict=True)
+        ]
+    classes = tuple(sorted({*words} - {""}, key=lambda word: (_number(word), word)))
+    return classes, np.array([classes.index(w) if w else np.nan for w in words], float)
