@@ -8,9 +8,10 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import check_file, reading, whole_file
@@ -134,52 +135,70 @@ def with_columns(frame: Any, columns: Mapping[str, Any], word: str) -> Any:
 @contextlib.contextmanager
 def table_writer(path: Path) -> Iterator[Callable[[Any], None]]:
     """Writes data frames one below the other; the file gets its name when it is whole."""
+    if path.suffix not in TABLES:
+        raise UserError(f"--output is {path}; give a name that ends in {', '.join(TABLES)}")
+    with whole_file(path) as stream, contextlib.ExitStack() as sheets:
+        if path.suffix == ".parquet":
+            yield _parquet_writer(path, stream, sheets)
+        elif path.suffix == ".jsonl":
+            yield partial(_write_jsonl, path, stream)
+        else:
+            yield partial(_write_csv, path, stream)
+
+
+def _write_csv(path: Path, stream: BinaryIO, frame: Any) -> None:
+    mark = "\t" if path.suffix == ".tsv" else ","
+    how = {"sep": mark, "index": False, "header": stream.tell() == 0}
+    text = frame.to_csv(**how)
+    if "\r" in text:  # pandas leaves it bare, and it would end the line
+        text = frame.to_csv(**how, quoting=csv.QUOTE_ALL)
+    stream.write(text.encode(errors="backslashreplace"))  # half a character
+
+
+def _write_jsonl(path: Path, stream: BinaryIO, frame: Any) -> None:
+    _check_names(path, frame)
+    cells = frame.astype(object)
+    for row in cells.where(cells.notna(), None).to_dict("records"):
+        line = json.dumps(row, default=_plain, ensure_ascii=False) + "\n"
+        stream.write(line.encode(errors="backslashreplace"))
+
+
+def _parquet_writer(
+    path: Path, stream: BinaryIO, sheets: contextlib.ExitStack
+) -> Callable[[Any], None]:
+    """The columns of all frames have the types of the first."""
     import pyarrow
     import pyarrow.parquet
 
-    if path.suffix not in TABLES:
-        raise UserError(f"--output is {path}; give a name that ends in {', '.join(TABLES)}")
     sheet: Any = None
-    with whole_file(path) as stream, contextlib.ExitStack() as sheets:
 
-        def write(frame: Any) -> None:
-            nonlocal sheet
-            if path.suffix in (".csv", ".tsv"):
-                mark = "\t" if path.suffix == ".tsv" else ","
-                how = {"sep": mark, "index": False, "header": stream.tell() == 0}
-                text = frame.to_csv(**how)
-                if "\r" in text:  # pandas leaves it bare, and it would end the line
-                    text = frame.to_csv(**how, quoting=csv.QUOTE_ALL)
-                stream.write(text.encode(errors="backslashreplace"))  # half a character
-            elif twice := [*map(str, frame.columns[frame.columns.duplicated()])]:
-                raise UserError(
-                    f"{path} can hold only one column '{twice[0]}'; choose another format"
-                )
-            elif path.suffix == ".parquet":
-                columns = {}
-                for name, cells in frame.items():
-                    kind = sheet and sheet.schema.field(str(name)).type
-                    try:
-                        own = pyarrow.array(cells, kind, from_pandas=True)
-                        if pyarrow.types.is_null(own.type):  # words may follow
-                            own = own.cast(pyarrow.string())
-                        columns[str(name)] = own
-                    except (pyarrow.ArrowException, ValueError, OverflowError) as error:
-                        raise UserError(
-                            f"'{name}' in rows {cells.index[0]} to {cells.index[-1]} (from 0) does "
-                            f"not fit into a column of {path}, whose cells are of one type, that "
-                            f"of the first rows ({error}); choose another format"
-                        ) from None
-                piece, writer = pyarrow.table(columns), pyarrow.parquet.ParquetWriter
-                sheet = sheet or sheets.enter_context(writer(stream, piece.schema))
-                sheet.write_table(piece)
-            else:
-                cells = frame.astype(object)
-                for row in cells.where(cells.notna(), None).to_dict("records"):
-                    line = json.dumps(row, default=_plain, ensure_ascii=False) + "\n"
-                    stream.write(line.encode(errors="backslashreplace"))
+    def column(name: str, cells: Any) -> Any:
+        kind = sheet and sheet.schema.field(name).type
+        try:
+            own = pyarrow.array(cells, kind, from_pandas=True)
+            # Words may follow where a column begins empty.
+            return own.cast(pyarrow.string()) if pyarrow.types.is_null(own.type) else own
+        except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+            raise UserError(
+                f"'{name}' in rows {cells.index[0]} to {cells.index[-1]} (from 0) does not fit "
+                f"into a column of {path}, whose cells are of one type, that of the first rows "
+                f"({error}); choose another format"
+            ) from None
 
-        yield write
+    def write(frame: Any) -> None:
+        nonlocal sheet
+        _check_names(path, frame)
+        piece = pyarrow.table({str(n): column(str(n), cells) for n, cells in frame.items()})
+        if sheet is None:
+            sheet = sheets.enter_context(pyarrow.parquet.ParquetWriter(stream, piece.schema))
+        sheet.write_table(piece)
+
+    return write
+
+
+def _check_names(path: Path, frame: Any) -> None:
+    if twice := [*map(str, frame.columns[frame.columns.duplicated()])]:
+        raise UserError(f"{path} can hold only one column '{twice[0]}'; choose another format")
 
 
 def _plain(cell: Any) -> Any:
