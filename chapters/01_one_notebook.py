@@ -85,9 +85,9 @@ _ = torch.set_num_threads(1)
 # ({numref}`fig-two-tables`). But the second word follows from the first, so
 # together they need only 1 bit.
 
-# %% mystnb={"figure": {"caption": "The two hidden words. Left: how often they occur together. Right: the best a model can say if it guesses each word by itself.", "name": "fig-two-tables"}, "image": {"alt": "Two tables of two by two. In the language, happy goes with smiled and sad with wept, each with probability one half. Word by word, all four pairs have one quarter."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "The two hidden words. Left: how often they occur together. Right: the best a model can say if it guesses each word by itself.", "name": "fig-two-tables"}, "image": {"alt": "Two tables of two by two. In the language, happy goes with smiled and sad with wept, each with probability one half. Each by itself, all four pairs have one quarter."}} tags=["remove-input"]
 together = torch.eye(2).numpy() / 2
-tables = {"in the language": together, "word by word": together * 0 + 0.25}
+tables = {"in the language": together, "each by itself": together * 0 + 0.25}
 draw_tables(tables, ["happy", "sad"], ["smiled", "wept"])
 
 # %% [markdown]
@@ -126,7 +126,7 @@ for word_ids_N in language.sample(3, seed=3):
     print(language.sentence(word_ids_N))
 floor = language.marginal_entropy_bits(language.mask())
 joint = language.joint_entropy_bits(language.mask())
-print(f"both hidden: word by word {floor:.2f} bits, together {joint:.2f} bits")
+print(f"both hidden: each by itself {floor:.2f} bits, together {joint:.2f} bits")
 
 WORDS = vocabulary(language)
 slots = [1 + n for n in language.slots]  # counted after [BOS]
@@ -372,10 +372,11 @@ class Transition(nn.Module):
 #
 # The *targets* $y_1, \dots, y_M$ are the hidden words with [BOS] before and [EOS]
 # after them. [BOS] and [EOS] can be said only by their own states.
-# $\mathbf{P}_u(y)$ is the probability that state $u$ says $y$. From here on $i$
-# counts targets. Let $f_{i,u}$ be the probability that a path says the first $i$
-# targets and then stands in state $u$. At the first target it is 1 for [BOS] and 0
-# for all other states, and each edge adds a target:
+# $\mathbf{P}_u(y)$ is the probability that state $u$ says $y$. In formulas $i$
+# counts targets from here on (`i_T` in code are still positions). Let $f_{i,u}$ be
+# the probability that a path says the first $i$ targets and then stands in state
+# $u$. At the first target it is 1 for [BOS] and 0 for all other states, and each
+# edge adds a target:
 #
 # $$
 # f_{i,u} = \mathbf{P}_u(y_i) \sum_{v<u} f_{i-1,v}\, \mathbf{E}_{v,u}.
@@ -518,7 +519,7 @@ draw_dag(ax, flow_LL, [0, *[1] * k, *[2] * k, 3], names, kinds)
 # large models need. It is the judge of your code: given your weights and your
 # graph, it must arrive at your numbers.
 
-# %% mystnb={"code_prompt_show": "Checked: with your weights the package's rotation, encoder and sum over paths give the same numbers"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: with your weights the package's rotation, encoder and sum over paths give the same numbers; your edges are probabilities"} tags=["hide-cell", "check"]
 from exlm_mini.alignment import dag_log_likelihood
 from exlm_mini.config import ModelConfig
 from exlm_mini.model import encoder as package_encoder
@@ -541,6 +542,9 @@ for model in (mlm, best):
     ours_BTD = model.encoder(ids_BT, i_BT, j_BT)
     torch.testing.assert_close(ours_BTD, theirs_BTD, rtol=1e-4, atol=1e-4)
 
+# Edges lead forward, and from every state but [EOS] the paths go on.
+assert (log_E_BLL.exp().tril() == 0).all()
+torch.testing.assert_close(log_E_BLL[:, :-1].exp().sum(2), torch.ones(B, L - 1))
 M = len(slots) + 2
 target_BM = sentence_BN[:, [0, *slots, N - 1]]
 log_P_BML = log_emissions(log_word_BLV, state_ids_BL, target_BM)

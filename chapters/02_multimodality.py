@@ -256,11 +256,11 @@ for name in ("pairs", "fours", "quartets"):
 assert 1 / 3 < 1 - facts["town"][1] / facts["town"][0] < 0.35
 
 # %% [markdown]
-# Predicting word by word pays twice for what two words share, and once per word for
-# what several share. In `town`, with all eleven slots hidden, a third of an MLM's
-# bits is such a surplus.
+# A model that predicts each word by itself pays for what words share once for every
+# word that carries it; a model that predicts them together pays for it once. In
+# `town`, with all eleven slots hidden, a third of an MLM's bits is such a surplus.
 #
-# ## The best that word-by-word guessing can do
+# ## The best that independent guesses can do
 #
 # Could a cleverer MLM need fewer bits? Let a model see $c$ and give each hidden
 # word a distribution $q_i$ of its own. The negative logarithm of their product is a
@@ -351,8 +351,9 @@ assert abs(possible - 0.5) < 0.05
 #
 # ## One pass with several stories
 #
-# One pass can be enough if the model may tell several stories. Let it output $k$
-# products instead of one, each with a weight:
+# One pass can be enough if the model may tell several *stories*, one for each
+# reading of the sentence. Let it output $k$ products instead of one, each with a
+# weight:
 #
 # $$
 # Q(x_1, \dots, x_m \mid c)
@@ -426,7 +427,7 @@ for k in (1, 2, 3, 4, 5):
 # does; but a product is chosen once for all masks, and a path chooses anew at every
 # step.
 
-# %% mystnb={"figure": {"caption": "Three masks with two states each. Above: a mixture of two stories. Below: the same six states as a graph, with eight paths. Here the first word influences the second but not the third.", "name": "fig-stories"}, "image": {"alt": "Above, two separate chains, happy smiled sang and sad wept sighed. Below, edges lead from every state to both states of the next mask: from happy to smiled with 0.9, to wept with 0.1, and then on to either with 0.5."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Three masks with two states each. Above: a mixture of two stories. Below: the same six states as a graph, with eight paths. The number on an edge is its probability, given the state it leaves. Here the first word influences the second but not the third.", "name": "fig-stories"}, "image": {"alt": "Above, two separate chains, happy smiled sang and sad wept sighed. Below, edges lead from every state to both states of the next mask: from happy to smiled with 0.9, to wept with 0.1, and then on to either with 0.5."}} tags=["remove-input"]
 labels = ["BOS", "happy", "sad", "smiled", "wept", "sang", "sighed", "EOS"]
 kinds = ["boundary", "mask", "mask", "second", "second", "mask", "mask", "boundary"]
 owner = np.array([0, 1, 1, 2, 2, 3, 3, 4])
@@ -451,7 +452,7 @@ for ax, is_edge in zip(axes, (is_next & is_same, is_next), strict=True):
 # higher ratio also puts more [MASK] symbols into the input. {ref}`chap-repeated`
 # separates the two effects, and says where 78.9% comes from.
 
-# %% mystnb={"figure": {"caption": "Bits per hidden word of `town` as more is hidden, exact. The space between the curves is the total correlation.", "name": "fig-ratio-bits"}, "image": {"alt": "Two rising curves over the mask ratio, one by one above together; the space between them widens to more than a quarter."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Bits per hidden word of `town` as more is hidden, exact. The space between the curves is the total correlation.", "name": "fig-ratio-bits"}, "image": {"alt": "Two rising curves over the mask ratio, each by itself above together; the space between them widens to more than a quarter."}} tags=["remove-input"]
 from exlm_mini.data.toy import Grammar
 
 opening = Grammar("opening", town.latents, town.prior, town.positions[:14])

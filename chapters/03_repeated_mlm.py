@@ -303,9 +303,9 @@ assert len(filled) == 14
 # lost words do. The entropy of the predictions (Figure 5), the model's uncertainty
 # about a lost word, falls by one bit along the line and rises by more than five
 # along the column. On the four tasks of Appendix F, accuracy varies 1.5 to 4 times
-# as much along the column.
-# {numref}`fig-paper-curves` has all 14 models. At 2.25% lost, every line is below
-# its best, presumably because so few lost words leave little to learn.
+# as much along the column as along the line. {numref}`fig-paper-curves` has all 14
+# models. At 2.25% lost, every line is below its best, presumably because so few
+# lost words leave little to learn.
 
 # %% mystnb={"figure": {"caption": "The paper's Figures 3 and 5, against the share of lost words; one line for each number of copies.", "name": "fig-paper-curves"}, "image": {"alt": "Above, MNLI accuracy rises up to 15% lost words or more, and then falls, along every line; below, the entropy of predictions rises."}} tags=["remove-input"]
 from exlm_lab.experiments.paper import printed_grid
@@ -544,9 +544,9 @@ for slope_S, said in (
 # ## Exercise: one more copy
 #
 # Train with two copies and 38.7% of them masked: more [MASK] than in the first
-# model, and twice the copies. **Predict** the entropy of a lost word: near that of
-# the first two models, near that of the third, or between? Run `train_repeated` and
-# `bits_of_lost`, then open the solution.
+# model, and twice the copies. **Predict** the entropy of a lost word: near those of
+# the first two models (15% lost), near that of the third, or between? Run
+# `train_repeated` and `bits_of_lost`, then open the solution.
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 two_copies = bits_of_lost(train_repeated(0.387, 2), 0.387, 2)

@@ -117,7 +117,8 @@ _ = ax.set(xlim=(-0.6, 8.6), ylim=(-0.5, 2.1))
 
 # %% [markdown]
 # The clones of a [MASK] get one and the same embedding. When they enter the
-# encoder, they differ in $j$ alone (§4.2).
+# encoder, they differ in $j$ alone (§4.2). (`ToyExLM` also added a learned vector
+# to each, which the paper does not.)
 #
 # ## A batch of unequal rows
 #
@@ -179,8 +180,9 @@ print("states", *place_BL.tolist(), "\nreal  ", *is_real_BL.int().tolist())
 # **What it costs.** A row of $N$ tokens with $m$ masks has $N + (k-1)\,m$ tokens
 # after expansion. At a mask ratio of 15% and with $k = 4$ the encoder reads 1.45
 # times as many tokens as an MLM's, and the vocabulary is scored at four states for
-# each mask. In all, a training step costs 1.7 times an MLM's; the paper measured
-# 1.9. {ref}`chap-longer-rows` does the counting and shows how to lower the cost.
+# each mask. In all, a training step of the paper's base model takes 1.7 times the
+# operations of an MLM's; the paper measured 1.9 times the GPU time.
+# {ref}`chap-longer-rows` does the counting and shows how to lower the cost.
 #
 # ## How the encoder sees a coordinate
 #
@@ -232,9 +234,9 @@ query, key = torch.randn(2, 1, 1, 1, 16, generator=torch.Generator().manual_seed
 
 def attention_score(i, j, i_2, j_2):
     """Score of the query at (i, j) with the key at (i_2, j_2)."""
-    q = rope_2d(query, torch.tensor([[i]]), torch.tensor([[j]]))
-    k = rope_2d(key, torch.tensor([[i_2]]), torch.tensor([[j_2]]))
-    return (q * k).sum().item()
+    turned_query = rope_2d(query, torch.tensor([[i]]), torch.tensor([[j]]))
+    turned_key = rope_2d(key, torch.tensor([[i_2]]), torch.tensor([[j_2]]))
+    return (turned_query * turned_key).sum().item()
 
 
 for places in ((3, 1, 5, 2), (43, 2, 45, 3), (3, 1, 4, 3)):
@@ -350,7 +352,7 @@ for way in WAYS:
     curves[way] = train(model, random_rows, steps=100)
     print(f"{way:9} {curves[way][100]:.3f} bits")
 
-# %% mystnb={"figure": {"caption": "Bits that the number of a clone costs during training.", "name": "fig-own-number"}, "image": {"alt": "By i stays at two bits. In 2D falls to zero first; by place follows later."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Cross-entropy of the number of a clone during training.", "name": "fig-own-number"}, "image": {"alt": "By i stays at two bits. In 2D falls to zero first; by place follows later."}} tags=["remove-input"]
 fig, ax = plt.subplots(figsize=(3.6, 2.6))
 draw_curves(ax, curves, {})
 for line, style in zip(ax.lines, (":", "--", "-"), strict=True):

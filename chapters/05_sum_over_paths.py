@@ -183,10 +183,10 @@ table.round(4)
 # paths have much in common. Cut all paths off after target $i$ and look at those
 # that are then in state $u$. Call the sum of their scores $f_{i,u}$.
 #
-# The last edge of each path came from some state $v < u$. That edge multiplied its
-# score by $\mathbf{E}_{v,u}$ and $\mathbf{P}_u(y_i)$, whatever had happened before.
-# So these two factors can be pulled out of the sum, and what is left for each $v$
-# is the sum over all paths that were in $v$ one target earlier, which is
+# The last edge of each path came from some state $v < u$. This edge and the word
+# said after it contribute the factors $\mathbf{E}_{v,u}$ and $\mathbf{P}_u(y_i)$,
+# whatever came before. So they can be pulled out of the sum, and what is left for
+# each $v$ is the sum over all paths that were in $v$ one target earlier, which is
 # $f_{i-1,v}$:
 #
 # $$
@@ -196,9 +196,10 @@ table.round(4)
 # \end{aligned}
 # $$ (eq-naive-recursion)
 #
-# A complete path is in state $L$ at target $M$, so the sum over all paths is
-# $f_{M,L}$. The second line is Appendix H. The first is Appendix P, by which every
-# path starts from [BOS] and ends in [EOS]. (The paper counts from 1, code from 0.)
+# A complete path is in state $L$ at target $M$, so the sum over all paths, the
+# *likelihood*, is $f_{M,L}$. The second line is Appendix H. The first is Appendix
+# P, by which every path starts from [BOS] and ends in [EOS]. (The paper counts from
+# 1, code from 0.)
 
 
 # %% tags=["save"]
@@ -644,10 +645,8 @@ for first, second in product(words, words):
 #
 # **Related work.** All that the recursion uses is that multiplication distributes
 # over addition; speech recognition has used it in the same way since CTC
-# {cite}`graves2006ctc`. The graph, its loss and the first GPU kernels for it come
-# from the DA-Transformer {cite}`huang2022datransformer`, a translation model, whose
-# algorithm the authors of ExLM adopted (Appendix I). Others decode that model with
-# Viterbi {cite}`shao2022viterbi`.
+# {cite}`graves2006ctc`. {ref}`chap-training` tells where the graph comes from. The
+# best path of such graphs has been used in translation {cite}`shao2022viterbi`.
 #
 # ## Exercise: a sparse graph
 #

@@ -17,7 +17,7 @@
 # says, and it ends at two bits, as the MLM did.
 #
 # What makes ExLM more than an MLM with more states is the transition matrix
-# $\mathbf{E}$. Only through it can the states of two masks agree on a reading;
+# $\mathbf{E}$. Only through it can the states of two masks agree on a story;
 # without it the words are predicted independently, however many states there are.
 #
 # **It takes** 25 minutes and half a minute of one CPU core. **Paper:** §4.2, §4.3
@@ -146,7 +146,7 @@ class Head(nn.Module):
 
 # %% tags=["save"]
 def is_target(ids_BX):
-    """What a path says: hidden words and the two ends, of tokens or of states."""
+    """Where paths say something: at each [MASK], or clone of one, and both ends."""
     return (ids_BX == MASK) | (ids_BX == BOS) | (ids_BX == EOS)
 
 
@@ -203,6 +203,7 @@ from exlm_mini.config import ModelConfig, SpecialIds
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.model import ExLM as PackageExLM
 from exlm_mini.model.answers import log_likelihood
+from exlm_mini.model.transition import edges
 
 language = grammar("pairs")
 V = len(vocabulary(language))
@@ -300,11 +301,11 @@ assert all(abs(curve[300] - floor) < 0.1 for curve in curves.values()), curves
 # our study training found no use for these edges ({ref}`chap-findings`).
 #
 # **Earlier work.** Translation models that write all words of a sentence
-# at once had the same problem of mixed readings. The Directed Acyclic Transformer
+# at once had the same problem of mixed stories. The Directed Acyclic Transformer
 # {cite}`huang2022datransformer` solved it with more states than words, a
-# transition matrix, and the same sum over paths; ExLM brings it to masked
-# language models, where the states stand at the masks. ExLM's released code is
-# built on that model's.
+# transition matrix, the same sum over paths, and the first GPU kernels for it. ExLM
+# brings it to masked language models, where the states stand at the masks; its
+# released code is built on that model's (Appendix I).
 #
 # ## Exercise: the sparse graph
 #
@@ -335,6 +336,11 @@ initialise(sparse, std=0.125)
 state_BLD, _, j_BL, is_real_BL = sparse.states(both_BN[:1])
 is_linked_LL = sparse.log_E(state_BLD, j_BL, is_real_BL)[0].exp() > 0
 paths = [(v, u) for v in (1, 2, 3, 4) for u in (1, 2, 3, 4) if is_linked_LL[v, u]]
+# On rows with more masks the edges are the package's.
+_, graph = theirs.encode(masked_BN, is_masked_BN, sentence_BN)
+state_BLD, _, j_BL, is_real_BL = sparse.states(masked_BN)
+is_edge_BLL = sparse.log_E(state_BLD, j_BL, is_real_BL).exp() > 0
+assert (is_edge_BLL == edges(graph, sparse=True))[is_real_BL].all()
 _ = train(sparse, rows_of(both_BN, sentence_BN, 1), 300)
 sparse_bits = sparse.bits(both_BN, sentence_BN).mean().item()
 print(f"{len(paths)} paths are left; below two bits: {sparse_bits < 1.9}")

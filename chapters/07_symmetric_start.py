@@ -10,12 +10,12 @@
 # (chap-symmetric-start)=
 # # The symmetric start
 #
-# Your ExLM has all the states and edges that it needs for one bit, yet it ends at
-# two, exactly where a masked language model ends. The paper says that a model may
-# find clones "difficult to distinguish" and therefore gives them a second position
-# (§4.2), but your model has 2D RoPE, and that does not help. We met this problem
-# when our first runs failed. This chapter shows what we found: why the states of a
-# mask stay alike, and what makes them different.
+# Your ExLM could get by with one bit, yet it ends at two, exactly where a masked
+# language model ends. The paper says that a model may find clones "difficult to
+# distinguish" and therefore gives them a second position (§4.2), but your model has
+# 2D RoPE, and that does not help. We met this problem when our first runs failed.
+# This chapter shows what we found: why the states of a mask stay alike, and what
+# makes them different.
 #
 # The problem is not special to ExLM. Any model with interchangeable parts, such
 # as mixture components, hidden states or experts, has to make them different
@@ -387,11 +387,9 @@ _ = ax.set(
 # gain is zero whatever the clones have learned.
 #
 # `ToyExLM` of chapter 1 had vectors and no chains, and three of its five starts
-# reached one bit. It also differed in other ways: no edges inside a mask, edges
-# that start equal, three states for each mask, two layers, no `Head`, larger
-# initial weights, and all sentences at every step. The sparse graph and, in a sweep
-# below, larger weights did not help by themselves; which combination does, we have
-# not tested.
+# reached one bit; the exercise of {ref}`chap-training` lists what else was
+# different. Of these the sparse graph and, in a sweep below, larger weights did not
+# help by themselves; which combination does, we have not tested.
 #
 # Add both to your model. The chains' share is 0.95 for the first quarter of the
 # steps, so that $\mathbf{E}$ always gets a gradient, and falls to zero halfway
@@ -409,7 +407,7 @@ class AidedExLM(ExLM):
         self.clone = nn.Embedding(k + 1, width)  # the first is for [BOS] and [EOS]
         self.progress = 1.0
         self.has_chains = has_chains
-        initialise(self, std=0.125)
+        initialise(self, std=0.125)  # here, since the vectors are to stay large
         nn.init.normal_(self.clone.weight, std=1.0 if has_vectors else 0.0)
         self.clone.requires_grad_(has_vectors)
 
@@ -459,7 +457,7 @@ for name, vectors, chains in (
 # it, and so the difference that the vectors gave is lost. With chains alone the
 # paths divide, but the clones say the same words.
 
-# %% mystnb={"figure": {"caption": "Where training ends. Numbers: the probability that a path takes an edge. Each state shows its likeliest word, or both moods if the other one is nearly as likely. Yellow and brown are the clones of the first and the second mask.", "name": "fig-two-aids"}, "image": {"alt": "Three graphs. With vectors alone one state of a mask takes nearly all paths and says both moods. With chains alone the states say both moods. With both, happy leads to smiled and sad to wept."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Where training ends. Numbers: the probability that a path takes an edge. Each state shows its likeliest word, or both moods if the other one is nearly as likely; a state without an edge is unused, and its words mean nothing. Yellow and brown are the clones of the first and the second mask.", "name": "fig-two-aids"}, "image": {"alt": "Three graphs. With vectors alone one state of a mask takes nearly all paths and says both moods. With chains alone the states say both moods. With both, happy leads to smiled and sad to wept."}} tags=["remove-input"]
 fig, axes = plt.subplots(3, 1, figsize=(3.6, 6))
 flows, says = {}, {}
 for ax, (name, model) in zip(axes, aided.items(), strict=True):
@@ -490,9 +488,9 @@ for ax, (name, model) in zip(axes, aided.items(), strict=True):
 # often. A run has *arrived* if it ends within 0.1 bits of the joint entropy;
 # `fours` has four moods. The first column counts runs that were made one at a time,
 # at least six of each kind. The others come from one sweep with three seeds, or two
-# on English, where the entries are bits per masked word. All models have the heads
-# and gates of the released code ({ref}`chap-training`), and clones of [BOS] and
-# [EOS], too.
+# on English (Python's manual), where the entries are bits per masked token; a token
+# is a word or a piece of one. All models have the heads and gates of the released
+# code ({ref}`chap-training`), and clones of [BOS] and [EOS], too.
 
 # %% tags=["remove-input"]
 import dataclasses
@@ -550,7 +548,7 @@ for name, cell, chain_warmup, clone_std in (
         "pairs": arrived(of_runs(chain_warmup, clone_std), 1),
         "pairs, sweep": arrived(of_sweep("toy-pairs", cell), 1),
         "fours, sweep": arrived(of_sweep("toy-fours", cell), 2),
-        "English, bits": ", ".join(
+        "manual, bits": ", ".join(
             f"{bits:.2f}" for bits in saddle["bits_per_mask"][f"english-{cell}"]
         ),
     }
@@ -603,16 +601,16 @@ assert mlm.between(5.4, 5.6).all()
 # floor. (A smaller model left it in one of four runs with 512 rows and in none with
 # 64, {ref}`reproduction`.)
 #
-# On English neither the vectors nor the chains make the edges useful. Chains lower
-# the bits, but the edges save less than a hundredth of a bit per row in every run,
-# and an MLM trained for as many steps ends at 5.5 bits per masked word: with chains
-# ExLM comes within about half a bit of it, but is not better. {ref}`all-sweeps` has
-# this sweep in full.
+# On Python's manual neither the vectors nor the chains make the edges useful.
+# Chains lower the bits, but the edges save less than a hundredth of a bit per row
+# in every run, and an MLM trained for as many steps ends at 5.5 bits per masked
+# token: with chains ExLM comes within about half a bit of it, but is not better.
+# {ref}`all-sweeps` has this sweep in full.
 #
 # **What we do not know** is whether ExLM needs these aids at the size of the paper.
 # Its text, its batches and its training are larger by orders of magnitude, and a
-# plateau that ends late would not show in a final score. A study of ours asked
-# this of small models on English, with the paper's dropout and initial weights:
+# plateau that ends late would not show in a final score. A study of ours asked this
+# of small models on the same text, with the paper's dropout and initial weights:
 # there neither a batch of 1,024 nor twice the width does what the aids do. On four
 # small languages 37 of 40 runs without aids, each as long as those with them, end
 # at the floor of an MLM ({ref}`chap-findings`).

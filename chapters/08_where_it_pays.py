@@ -266,7 +266,7 @@ pilot = json.loads(Path("../book/results/links-pilot.json").read_text())
 trunks = {trunk["name"]: trunk for trunk in pilot["trunks"]}
 print("bits per molecule                  at once  in turn   prize")
 for name, seeds in (
-    ("15% hidden one by one, as the paper", ["random"]),
+    ("15%, single symbols, as in the paper", ["random"]),
     ("30% in spans of three", [1, 2, 3]),
 ):
     once, turn = (
@@ -291,9 +291,9 @@ for name, seeds in (
 #   only the edges inside it. Edges from one span to another are given up.
 # - At first $k$ states share the gradient of one, and a step with them costs more.
 #   So a masked language model is trained first, and then it *grows*: every mask
-#   splits into four states, after three of four layers. Whether that matters is
+#   splits into four states, after three of four layers. Whether growing helps is
 #   undecided: trained as an ExLM from the start at the same cost, the model with
-#   edges inside spans ends 0.09 ± 0.29 bits higher (95% interval). Its links win
+#   edges within spans ends 0.09 ± 0.29 bits higher (95% interval). Its links win
 #   twice as much, but it predicts single symbols worse by about as many bits.
 #
 # The settings come from a {ref}`pilot <plan-changes>`, which tried some fifteen for
@@ -313,10 +313,10 @@ results = Path("../book/results")
 links = runs("links", results)
 ARMS = {
     "mlm": "MLM",
-    "uniform": "equal edges",
+    "uniform": "states without edges",
     "gated": "edges as published",
-    "chains": "fixed chains in spans",
-    "exlm": "learned edges in spans",
+    "chains": "chains within spans",
+    "exlm": "edges within spans",
 }
 print("bits, mean of seeds     seeds  at once  together  links win  states used")
 for arm, label in ARMS.items():
@@ -345,11 +345,13 @@ unique = dict(zip(labels, handles, strict=True))
 _ = ax.legend(unique.values(), unique, fontsize=8)
 
 # %% [markdown]
-# States with equal edges end where the MLM does, or a little behind it. So does the
-# model with the published transition matrix, which leaves all but one state of each
-# mask unused. (Unlike the edges in spans, it has no bonus of 6 nats for the clone
-# of the same number, and it is trained without the fixed chains of
-# {ref}`chap-symmetric-start`.) Fixed chains in spans save 0.2 bits, learned edges
+# Without edges each hidden symbol is predicted by an equal mixture of its four
+# states; no path skips a mask, as it may in the exercise of
+# {ref}`chap-one-notebook`. Such states end where the MLM does, or a little behind
+# it. So does the model with the published transition matrix, which leaves all but
+# one state of each mask unused. (Unlike the edges within spans, it has no bonus of
+# 6 nats for the clone of the same number, and it is trained without the fixed
+# chains of {ref}`chap-symmetric-start`.) Fixed chains save 0.2 bits, learned edges
 # more: with these, ExLM ends below the MLM of equal cost in every seed, by half a
 # bit out of ten on average ({numref}`fig-pays`). That is a sixth of the prize,
 # which is 2.8 bits after this longer training. Links win 0.72 bits, but 0.26 of
@@ -376,7 +378,7 @@ for of in ("readable", "exact"):
         shares = [links.loc[arm, f"{of}_{way}"].mean() for way in WAYS.values()]
         print(f"{ARMS[arm]:24}" + "".join(f"{100 * n:18.1f}" for n in shares))
 
-# %% mystnb={"code_prompt_show": "Checked: the prize with the paper's masks is about an eighth of that with spans; in every seed ExLM is a quarter of a bit below MLM or more, and learned edges in spans are the best of the five; which states are in use; in turn more molecules can be read; how often each is exactly right; the one run of the recipe; what a second pass saves"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: the prize with the paper's masks is about an eighth of that with spans; in every seed ExLM is a quarter of a bit below MLM or more, and learned edges within spans are the best of the five; which states are in use; in turn more molecules can be read; how often each is exactly right; the one run of the recipe; what a second pass saves"} tags=["hide-cell", "check"]
 prizes = {name: trunk["joint"] - trunk["in_turn"] for name, trunk in trunks.items()}
 of_spans = np.mean([prizes[n] for n in (1, 2, 3)])  # the pilot's
 assert 7.5 < of_spans / prizes["random"] < 9.5
@@ -435,11 +437,11 @@ assert exlm < mlm and fillings[1]["at once, best of 16"][0] < mlm
 # molecule.
 #
 # It need not be eight. In *two passes* a model is asked for every other symbol of a
-# span first, and then, given those, for the rest. Here is what that saves, measured
-# outside the plan on one model each: on molecules an ExLM of the recipe below and
-# an MLM of equal cost; on English, to which we come in a moment, the same two, from
-# different seeds. (These are other held-out rows than above, so the bits of the two
-# tables cannot be compared.)
+# span first, and then, given those, for the rest. The table shows what that saves.
+# It was measured outside the plan, for molecules and for English (novels, to which
+# we come in a moment) on one ExLM of the recipe below and one MLM of equal cost; on
+# English the two have different seeds. (These are other held-out rows than above,
+# so the bits of the two tables cannot be compared.)
 
 # %% tags=["remove-input"]
 print("bits per row  at once  together  two passes  in turn")
@@ -456,7 +458,8 @@ for run in pilot["passes"]["runs"]:
 # ExLM is only 0.5 and 2.6 bits ahead of it. So with two passes the MLM is ahead, in
 # readable molecules too. They cost twice as much as one, while a pass of this ExLM
 # costs 1.4 times as much as the MLM's (on English 1.6 times, both in operations).
-# So ExLM is for uses that allow a single pass; with two, take an MLM.
+# So ExLM is for uses that can afford only one pass; if you can afford two, take an
+# MLM.
 #
 # On your own machine the recipe `smiles-spans` trains an MLM and grows it in one
 # run, of about 15 minutes on an idle core. Measured once, with one seed, it ended
@@ -489,20 +492,21 @@ english.explore(gone)
 # Tokens that begin a word are marked ␣. State 1.2 says how words begin, and its
 # edge leads to 2.1, which says how they end. States 1.3 and 1.4 say whole words and
 # lead to 2.3, which mostly says a comma. Click on ␣p: the comma, 40% before, drops
-# to 3%. For *head* it rises to 50%. To a masked language model the comma is as
+# to 3%. For ␣head it rises to 50%. To a masked language model the comma is as
 # likely after a piece of a word as after a whole one. This model is small and knows
 # little of what words mean, but its edges know how they are put together.
 #
 # ## Where it is not ahead
 #
-# With the masks of the paper, 15% one by one, an MLM of equal cost is ahead on all
-# real data that we tried. These models were trained from the start:
+# With the masks of the paper, 15% single tokens, an MLM of equal cost is ahead on
+# all real data that we tried: molecules, and English that is no novel but Python's
+# reference manual. These models were trained from the start:
 
 # %% tags=["remove-input"]
 molecules, texts = (runs(name, results) for name in ("molecules", "ablations"))
 masked_at_random = {
     "molecules": (molecules.loc["mlm++"], molecules.loc["exlm"]),
-    "English": (texts.loc["english-mlm++"], texts.loc["english-exlm"]),
+    "Python's manual": (texts.loc["english-mlm++"], texts.loc["english-exlm"]),
 }
 print("bits per hidden token  MLM   ExLM  states used")
 for name, (mlm, exlm) in masked_at_random.items():
@@ -510,7 +514,7 @@ for name, (mlm, exlm) in masked_at_random.items():
     k = exlm["model.states_per_mask"].iloc[0]
     print(f"{name:19}{bits}{exlm['clones_used'].mean():8.2f} of {k}")
 
-# %% mystnb={"code_prompt_show": "Checked: in all seeds, five on molecules and three on English, MLM of equal cost is ahead and links win less than a hundredth of a bit per row; the first four seeds on English in spans, and what the second mask says after each word"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: in all seeds, five on molecules and three on Python's manual, MLM of equal cost is ahead and links win less than a hundredth of a bit per row; the first four seeds on novels, and what the second mask says after each word"} tags=["hide-cell", "check"]
 for mlm, exlm in masked_at_random.values():
     assert (mlm["bits_per_mask"] < exlm["bits_per_mask"]).all()
     assert (exlm["linked_bits"].abs() < 0.01).all()
@@ -539,11 +543,11 @@ assert edge_kk[1, 0] > 0.99 and edge_kk[2:, 2].min() > 0.99
 # %% [markdown]
 # On both, most paths use the same one state of each mask, so the edges have nothing
 # to choose from: links win less than a hundredth of a bit per row. ExLM's extra
-# cost is then wasted. On English the MLM is half a bit ahead after as many steps
-# ({ref}`chap-symmetric-start`), and at equal cost it gets almost twice as many;
-# since training was short, that makes a large difference. Where English words are
-# hidden in spans of three, a row of 48 tokens has a prize of 19 bits of 95. There a
-# grown ExLM does use its edges: in the first four of five {ref}`planned
+# cost is then wasted. On Python's manual the MLM is half a bit ahead after as many
+# steps ({ref}`chap-symmetric-start`), and at equal cost it gets almost twice as
+# many; since training was short, that makes a large difference. On novels, with
+# spans of three tokens hidden, a row of 48 tokens has a prize of 19 bits of 95.
+# There a grown ExLM does use its edges: in the first four of five {ref}`planned
 # <plan-links>` seeds it needs about 3 bits less than the MLM of equal cost.
 #
 # So look at the prize first. Where hidden tokens tell little about each other, a

@@ -289,8 +289,8 @@ for kind in ("", "-paper"):
 # `town` is a language of longer sentences; 15% of the words are masked, as in BERT.
 # The three or so masked words share 0.02 bits, next to nothing (all eleven that
 # depend on each other would share 12, {ref}`chap-multimodality`), so what is left
-# to learn is each word by itself. On English nobody knows how much the masked words
-# share. In both, a step of ExLM costs more.
+# to learn is each word by itself. On English, here Python's reference manual,
+# nobody knows how much the masked tokens share. In both, a step of ExLM costs more.
 
 # %% tags=["remove-input"]
 ablations = runs("ablations", RESULTS)
@@ -305,7 +305,7 @@ for name, label in (
         "town: steps": town["train.steps"][1],
         "bits above the optimum": shown(town["excess_bits"]),
         "English: steps": english["train.steps"][1],
-        "bits per masked word": shown(english["bits_per_mask"]),
+        "bits per masked token": shown(english["bits_per_mask"]),
     }
 display(pd.DataFrame(rows).T)
 
@@ -380,7 +380,7 @@ display(pd.DataFrame(rows).T)
 #
 # With the paper's masks, the prize on small molecules is a third of a bit; with
 # spans of three hidden it is 2.8 bits ({ref}`chap-reading`). There an ExLM that
-# *grows* out of an MLM, with edges inside spans only, with clone vectors and no
+# *grows* out of an MLM, with edges within spans only, with clone vectors and no
 # fixed chains, needs half a bit less than an MLM of equal cost, which needs ten, in
 # the mean of five {ref}`planned <plan-links>` seeds. Of a hundred molecules that it
 # fills in in one pass, seven more can be read if the best of 16 paths is kept; if a
@@ -419,7 +419,7 @@ display(pd.DataFrame(of_spans).T)
 
 # %% tags=["remove-input"]
 depth = runs("depth", RESULTS)
-FIVE, WORD, RING = "five words", "a word of English", "both digits"
+FIVE, WORD, RING = "five words", "a token of English", "both digits"
 columns = {
     FIVE: [shown(depth["bits_per_row"][f"slots-after-{e}"]) for e in (0, 2, 3)],
     WORD: [
@@ -447,7 +447,7 @@ display(pd.DataFrame(columns, index=models))
 # and on molecules no difference between the depths exceeds the spread of the
 # seeds. There links win nothing, and the MLM of equal cost (equal to the latest
 # expansion on English, to the earliest on molecules) is ahead in every seed, on
-# English by more than a bit per word: in such short training 50% more steps make a
+# English by more than a bit per token: in such short training 50% more steps make a
 # large difference.
 #
 # (without-help)=
@@ -469,7 +469,7 @@ languages = {
     "pairs, bits per pair": ("toy-pairs", "bits_per_row"),
     "fours, bits per pair": ("toy-fours", "bits_per_row"),
     "town, bits per word": ("toy-town", "bits_per_mask"),
-    "English, bits per word": ("english", "bits_per_mask"),
+    "English, bits per token": ("english", "bits_per_mask"),
 }
 AIDS = {
     "none": "no aids",
@@ -508,7 +508,7 @@ display(pd.DataFrame(rows).T)
 
 # %% [markdown]
 # With a batch of 512, which reads eight times as much text as 64, ExLM with both
-# aids ends below four bits per word; without them it stays above seven. Without
+# aids ends below four bits per token; without them it stays above seven. Without
 # aids, a batch of 1,024 ends a quarter of a bit below one of 64. The plan claimed
 # that it would, but called only 0.3 large enough to matter; and this batch reads
 # sixteen times as much text and still stays above seven bits. So at this size

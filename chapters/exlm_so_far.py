@@ -286,7 +286,7 @@ class Head(nn.Module):
 
 
 def is_target(ids_BX):
-    """What a path says: hidden words and the two ends, of tokens or of states."""
+    """Where paths say something: at each [MASK], or clone of one, and both ends."""
     return (ids_BX == MASK) | (ids_BX == BOS) | (ids_BX == EOS)
 
 
@@ -364,7 +364,7 @@ class AidedExLM(ExLM):
         self.clone = nn.Embedding(k + 1, width)  # the first is for [BOS] and [EOS]
         self.progress = 1.0
         self.has_chains = has_chains
-        initialise(self, std=0.125)
+        initialise(self, std=0.125)  # here, since the vectors are to stay large
         nn.init.normal_(self.clone.weight, std=1.0 if has_vectors else 0.0)
         self.clone.requires_grad_(has_vectors)
 

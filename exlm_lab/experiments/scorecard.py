@@ -75,9 +75,9 @@ SCORECARD = {
     ),
     "cost-english": Row(
         "Table 2, MLM++",
-        "bits per masked word of Python's manual, in a short training: ExLM against an MLM of "
+        "bits per masked token of Python's manual, in a short training: ExLM against an MLM of "
         "equal cost",
-        "ExLM is ahead at equal cost on English",
+        "ExLM is ahead at equal cost on Python's manual",
     ),
     "rings-steps": Row(
         "Table 1",
@@ -91,7 +91,7 @@ SCORECARD = {
     ),
     "grown-cost": Row(
         "ours",
-        "bits of symbols hidden in spans: ExLM grown from an MLM, with edges inside spans, against "
+        "bits of symbols hidden in spans: ExLM grown from an MLM, with edges within spans, against "
         "that MLM trained on at equal cost",
         "Grown, ExLM wins on molecules with hidden spans",
     ),
@@ -147,7 +147,8 @@ SCORECARD = {
     ),
     "no-help": Row(
         "§4.2, assumed",
-        "bits per masked word of English, batch 512: the paper's recipe against one with both aids",
+        "bits per masked token of Python's manual, batch 512: the paper's recipe against one with "
+        "both aids",
         "ExLM needs no start-up aids",
         is_denied=True,
     ),

@@ -107,7 +107,7 @@ def test_a_row_says_whether_it_was_planned_its_seeds_and_the_aids(results):
         "ExLM's transitions do this": "planned, primary; 10 of 10 seeds; both aids",
         "ExLM is ahead on molecules": "planned; 5 of 5 seeds; both aids",
         "ExLM's states alone beat an MLM": "unplanned; 5 of 5 seeds; both aids",
-        "ExLM is ahead at equal cost on English": "sweep; 3 of 3 seeds; both aids",
+        "ExLM is ahead at equal cost on Python's manual": "sweep; 3 of 3 seeds; both aids",
         "Uncertainty rises with the lost words": "sweep; 3 of 3 seeds",
         "2D RoPE matters": "planned, primary; 10 of 10 seeds; chains alone",
         "ExLM needs no start-up aids":
@@ -145,14 +145,14 @@ def test_the_readme_counts_the_verdicts_of_the_records_planned_and_others_apart(
         ends = ", ".join(f"{count[word]} {verb}" for word, verb in words)
         told.append((len(chosen), f"{ends}."))
     (planned, of_planned), (others, of_others) = told
-    assert f"scorecard's {len(scores)} claims {planned} were planned: {of_planned}" in text
+    assert f"{len(scores)} claims. Of these {planned} were planned: {of_planned}" in text
     assert re.search(rf"Of the {others} others, hints [^.]+ {re.escape(of_others)}", text)
     judged = itertools.chain(*verdicts(results).values())
     primary = [verdict for verdict in judged if verdict.claim.is_primary]
     count = Counter(v.word.partition(",")[0] for v in primary if v.half_width is not None)
     ends = f"{count['for']} hold, {count['against']} do not, {count['undecided']} are undecided"
     waiting = len(primary) - count.total()
-    assert f"{len(primary)} claims primary: {ends}, and {waiting}, a grown" in text
+    assert f"{len(primary)} of them primary: {ends}, and {waiting}, a grown" in text
 
 
 def test_the_pictures_of_the_readme_are_those_of_the_records(results, tmp_path):
