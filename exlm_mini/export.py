@@ -23,26 +23,11 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
 from exlm_mini.data.files import reading
 from exlm_mini.reading.runs import model_directory
+from exlm_mini.training.beside_weights import AUTO_MAPS, write_remote_code
 from exlm_mini.training.console import exit_code, say
 
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
     from exlm_mini.reading.trained import Trained
-
-AUTO_MAPS: dict[str, dict[str, Any]] = {
-    "config.json": {
-        "AutoConfig": "modeling_exlm.ExLMConfig",
-        "AutoModel": "modeling_exlm.ExLMModel",
-        "AutoModelForMaskedLM": "modeling_exlm.ExLMForMaskedLM",
-        "AutoModelForQuestionAnswering": "modeling_exlm.ExLMForQuestionAnswering",
-        "AutoModelForSequenceClassification": "modeling_exlm.ExLMForSequenceClassification",
-    },
-    "tokenizer_config.json": {"AutoTokenizer": [None, "modeling_exlm.ExLMTokenizer"]},
-}
-"""Classes of ``exlm_mini.hf`` by the Auto class that opens a directory as one."""
-REMOTE_CODE = '''"""ExLM for transformers; the code is that of the package exlm-mini."""
-
-from exlm_mini.hf import *  # noqa: F403
-'''
 
 
 def export(trained: Trained, output: Path) -> None:
@@ -52,7 +37,7 @@ def export(trained: Trained, output: Path) -> None:
         trained: from ``load``, not changed since.
         output: directory, made if missing; files of the same names are replaced.
     """
-    output.mkdir(parents=True, exist_ok=True)
+    write_remote_code(output)
     for name in ("model.safetensors", "tokenizer.json"):
         shutil.copyfile(trained.path / name, output / name)
     for name, auto_map in AUTO_MAPS.items():
@@ -61,7 +46,6 @@ def export(trained: Trained, output: Path) -> None:
         (output / name).write_text(
             json.dumps({**fields, "auto_map": auto_map}, indent=2) + "\n"
         )
-    (output / "modeling_exlm.py").write_text(REMOTE_CODE)
     (output / "README.md").write_text(card(trained))
 
 

@@ -13,10 +13,10 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from exlm_lab.downstream.prepared import Problem
 from exlm_mini.config.checks import UserError
-from exlm_mini.export import AUTO_MAPS, REMOTE_CODE
 from exlm_mini.hf import tokenizer_for
 from exlm_mini.reading.runs import fine_tuning
 from exlm_mini.reading.trained import Trained
+from exlm_mini.training.beside_weights import AUTO_MAPS
 
 
 def intact_checkpoint(directory: Path, digests: Mapping[str, str]) -> str | None:
@@ -101,4 +101,3 @@ def save_model(
         **({"cleaning": cleaning} if any(cleaning.values()) else {}),
     }
     tokenizer.save_pretrained(directory)
-    (directory / "modeling_exlm.py").write_text(REMOTE_CODE)

@@ -186,7 +186,10 @@ def viterbi(
     Returns:
         path_BM: int64, the state that emits each target; -1 beyond the targets and where no path
             fits. Among equal paths the one with the earliest states, compared from the end, wins.
-        log_score_B: log-probability of that path in nats; -inf where no path fits.
+        log_score_B: log-probability of that path in nats; -inf where no path fits. NaN on a path
+            gives NaN, and no path.
     """
     graph = checked(log_emission, log_transition, num_targets, num_states)
-    return choose(backend, log_emission.device.type).viterbi(*(t.detach() for t in graph))
+    own = choose(backend, log_emission.device.type)
+    path_BM, log_score_B = own.viterbi(*(t.detach() for t in graph))
+    return path_BM.masked_fill(log_score_B.isnan().unsqueeze(1), -1), log_score_B

@@ -68,4 +68,6 @@ def viterbi(*arguments: Tensor) -> tuple[Tensor, Tensor]:
                 scored, key=lambda sp: (sp[0], [-u for u in sp[1][::-1]])
             )
             path_BM[b, : len(best)] = path_BM.new_tensor(best)
+            if any(score.isnan() for score, _ in scored):  # which compares with nothing
+                log_score_B[b] = torch.nan
     return path_BM, log_score_B

@@ -196,17 +196,21 @@ class Masker:
         Returns:
             The batch; N is multiplied by ``num_copies``.
         """
-        special = self.special_ids
         if self.num_copies > 1:
             token_ids_BN = repeat_tokens(token_ids_BN, self.num_copies)
-        is_maskable_BN = (
+        is_maskable_BN = self.is_maskable(token_ids_BN)
+        is_masked_BN = self.choose(token_ids_BN, is_maskable_BN, epoch_B, sample_B, step)
+        masked_ids_BN = token_ids_BN.masked_fill(is_masked_BN, self.special_ids.mask)
+        return MaskedBatch(masked_ids_BN, is_masked_BN, token_ids_BN)
+
+    def is_maskable(self, token_ids_BN: Tensor) -> Tensor:
+        """Which tokens may be masked, bool (B, N)."""
+        special = self.special_ids
+        return (
             (token_ids_BN != special.pad)
             & (token_ids_BN != special.bos)
             & (token_ids_BN != special.eos)
         )
-        is_masked_BN = self.choose(token_ids_BN, is_maskable_BN, epoch_B, sample_B, step)
-        masked_ids_BN = token_ids_BN.masked_fill(is_masked_BN, special.mask)
-        return MaskedBatch(masked_ids_BN, is_masked_BN, token_ids_BN)
 
     def choose(
         self,

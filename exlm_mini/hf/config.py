@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
 
 from exlm_mini.config import ModelConfig, SpecialIds
 from exlm_mini.config.checks import UserError
+from exlm_mini.training.beside_weights import write_remote_code
 
 OBJECTIVES = ("exlm", "mlm", "repeated-mlm")
 FIELD_OF = {
@@ -25,7 +27,15 @@ FIELD_OF = {
 """Attributes of the configuration that stand for a field of ``architecture``."""
 
 
-class ExLMConfig(PreTrainedConfig):
+class NoCopiedCode:
+    """What is opened with ``trust_remote_code`` is this package; transformers copies none of it."""
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = None) -> None:
+        """Do nothing; in transformers it lets ``save_pretrained`` copy the sources."""
+
+
+class ExLMConfig(NoCopiedCode, PreTrainedConfig):
     """Settings of a model, in ``config.json``.
 
     The fields of ``architecture`` can be given and read as attributes, too, by their own names or
@@ -90,6 +100,13 @@ class ExLMConfig(PreTrainedConfig):
         ids = {name: same[name][0] for name in same if name.endswith("_token_id")}
         super().__init__(**{**kwargs, **ids})
         self.vocab_size = vocab_size or stored_size or 4000
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
+        """As in transformers, with the module that finds this package if ``auto_map`` asks for it;
+        so also when a model is saved."""
+        if getattr(self, "auto_map", None):
+            write_remote_code(Path(save_directory))
+        super().save_pretrained(save_directory, *args, **options)
 
     @property
     def model(self) -> ModelConfig:

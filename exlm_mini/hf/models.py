@@ -34,9 +34,10 @@ from transformers.utils.generic import can_return_tuple
 
 from exlm_mini.config import SpecialIds
 from exlm_mini.data.masking import MaskedBatch
-from exlm_mini.hf.config import ExLMConfig
+from exlm_mini.hf.config import ExLMConfig, NoCopiedCode
 from exlm_mini.hf.tokenizer import ExLMTokenizer
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.emission import VocabularyHead
 from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.decoding import read_row
 
@@ -45,7 +46,7 @@ NO_LABEL = -100
 """The label of transformers for tokens that are not predicted."""
 
 
-class ExLMPreTrainedModel(PreTrainedModel):
+class ExLMPreTrainedModel(NoCopiedCode, PreTrainedModel):
     """Base of the models; ``exlm`` is an ``ExLM`` or a ``MaskedLM``."""
 
     config_class = ExLMConfig
@@ -57,14 +58,23 @@ class ExLMPreTrainedModel(PreTrainedModel):
         super().__init__(config)
         kind = ExLM if config.objective == "exlm" else MaskedLM
         self.exlm = kind(config.model, config.vocab_size, SpecialIds(**config.special_ids))
+        # They have initialised themselves, unless transformers gave them no memory yet.
+        for weight in self.exlm.parameters():
+            weight._is_hf_initialized = not weight.is_meta  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise heads; the encoder has initialised itself, and loaded weights stay."""
+        """Initialise what no file held, as training does; weights with the flag stay."""
         if isinstance(module, nn.Linear) and module in getattr(self, "heads", ()):
             bound = module.in_features**-0.5
             init.uniform_(module.weight, -bound, bound)
             init.uniform_(module.bias, -bound, bound)
+            return
+        super()._init_weights(module)
+        if isinstance(module, nn.Embedding) and module is getattr(self.exlm, "clone", None):
+            init.normal_(module.weight, std=self.config.model.clone_embedding_std)
+        if isinstance(module, VocabularyHead):
+            init.zeros_(module.bias)
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.exlm.encoder.embedding
@@ -168,8 +178,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         said = self.exlm.answer(batch, self.config.chain_share, self.config.num_copies)
         loss = logits = None
         if labels is not None:
-            # A row without masks would count as its path from [BOS] to [EOS].
-            loss = said.scored(is_left_out_B=~is_masked_BN.any(dim=1)).loss
+            loss = said.scored().loss
         if not self.training:
             log_token_SV = said.log_token_SV
             logits = log_token_SV.new_zeros(*input_ids.shape, self.config.vocab_size)
@@ -191,7 +200,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
             for ExLM summed over all paths.
         """
         filled_BN, special = self.rows(input_ids, attention_mask).clone(), self.exlm.special_ids
-        log_joint_B = torch.zeros(len(filled_BN))
+        log_joint_B = torch.zeros(len(filled_BN), device=filled_BN.device)
         for b, row_N in enumerate(filled_BN):  # a view
             own_1N = row_N[row_N != special.pad].unsqueeze(0)
             if not bool((own_1N == special.mask).any()):

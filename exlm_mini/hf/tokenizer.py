@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from exlm_mini.data.molecules import Cleaning, clean
 from exlm_mini.data.tokenizer import BOS, EOS, MASK, PAD, SEP, UNK, Tokenizer
+from exlm_mini.hf.config import NoCopiedCode
+from exlm_mini.training.beside_weights import write_remote_code
 
 NAMES: dict[str, Any] = {
     "bos_token": BOS, "eos_token": EOS, "unk_token": UNK, "sep_token": SEP, "cls_token": BOS,
@@ -21,7 +23,7 @@ NAMES: dict[str, Any] = {
 }  # fmt: skip
 
 
-class ExLMTokenizer(PreTrainedTokenizerFast):
+class ExLMTokenizer(NoCopiedCode, PreTrainedTokenizerFast):
     """A tokenizer that takes [BOS], [EOS], [PAD], [SEP] and [UNK] in a text for plain characters;
     made by ``tokenizer_for``, or from the directory of a checkpoint.
 
@@ -47,6 +49,13 @@ class ExLMTokenizer(PreTrainedTokenizerFast):
             inner = _converted(definition)
         return {**NAMES, **options, "tokenizer_object": inner}
 
+    def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> Any:
+        """As in transformers, with the module that finds this package if ``auto_map`` asks for
+        it."""
+        if self.init_kwargs.get("auto_map"):
+            write_remote_code(Path(save_directory))
+        return super().save_pretrained(save_directory, *args, **options)
+
     def _encode_plus(  # type: ignore[override]  # transformers gives the rest by name
         self, text: Any, text_pair: Any = None, **options: Any
     ) -> Any:
@@ -65,7 +74,12 @@ class ExLMTokenizer(PreTrainedTokenizerFast):
             token.special = token.content in (BOS, EOS, PAD, SEP, UNK)
         return super()._add_tokens(tokens)
 
-    def train_new_from_iterator(self, *args: Any, **options: Any) -> ExLMTokenizer:
+    def train_new_from_iterator(
+        self, *args: Any, new_special_tokens: Sequence[Any] | None = None, **options: Any
+    ) -> ExLMTokenizer:
+        """As in transformers; the ids of [MASK] and the special tokens stay as they are."""
+        # It has no flag here, and would come behind the vocabulary.
+        options["new_special_tokens"] = [MASK, *(new_special_tokens or ())]
         trained = super().train_new_from_iterator(*args, **options)
         trained._tokenizer = _finds_masks(json.loads(trained._tokenizer.to_str()))
         return trained

@@ -35,13 +35,16 @@ def collator(
 ) -> DataCollatorForLanguageModeling:
     """A collator for ExLM: what is masked always becomes [MASK].
 
+    Any token but [PAD], [BOS] and [EOS] may be, and none where its row has 1 in
+    ``special_tokens_mask``.
+
     Args:
         mask_ratio, strategy, span_length, span_law: as the settings ``masking.*`` of a run.
         options: of ``DataCollatorForLanguageModeling``, such as ``seed``.
 
     Raises:
-        ValueError: for another strategy, and for ``whole_word_mask`` of molecules, where it would
-            mask whole rows, or without the strategy ``bernoulli``.
+        ValueError: for another strategy, and for ``whole_word_mask``, the masking of transformers,
+            of molecules, where it would mask whole rows, or without the strategy ``bernoulli``.
     """
     if strategy not in (known := get_args(Strategy)):
         raise ValueError(f"strategy is {strategy!r}; {nearest(strategy, known)}")
@@ -52,10 +55,10 @@ def collator(
         "tokenizer": tokenizer, "mlm_probability": mask_ratio, "mask_replace_prob": 1.0,
         "random_replace_prob": 0.0, **options,
     }  # fmt: skip
-    if strategy == "bernoulli":
-        return DataCollatorForLanguageModeling(**common)
     if options.get("whole_word_mask"):
-        raise ValueError(f"whole_word_mask has no meaning with strategy {strategy!r}")
+        if strategy != "bernoulli":
+            raise ValueError(f"whole_word_mask has no meaning with strategy {strategy!r}")
+        return DataCollatorForLanguageModeling(**common)
     masking = MaskingConfig(
         mask_ratio=mask_ratio, strategy=strategy, span_length=span_length, span_law=span_law
     )
@@ -78,12 +81,9 @@ class _Collator(DataCollatorForLanguageModeling):
     ) -> tuple[Tensor, Tensor]:
         """The rows with their masks, and the hidden ids, elsewhere -100."""
         number = int(torch.randint(2**62, (), generator=self.generator))
-        if special_tokens_mask is None:
-            ask = partial(
-                self.tokenizer.get_special_tokens_mask, already_has_special_tokens=True
-            )
-            special_tokens_mask = [ask(row) for row in inputs.tolist()]
-        is_maskable_BN = ~torch.as_tensor(special_tokens_mask).bool()
+        is_maskable_BN = self.masker.is_maskable(inputs)
+        if special_tokens_mask is not None:
+            is_maskable_BN = is_maskable_BN & ~torch.as_tensor(special_tokens_mask).bool()
         sample_B = np.arange(len(inputs))
         epoch_B = np.full_like(sample_B, number)
         is_masked_BN = self.masker.choose(

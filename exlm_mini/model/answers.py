@@ -55,9 +55,8 @@ class MaskScores:
     num_copies: int = 1
     """k, if each mask is asked k times and the mean counts."""
 
-    def scored(self, is_left_out_B: Tensor | None = None) -> Scored:
-        """The loss of training: a mean over masks, in which a row without any, whether left out or
-        not, does not count."""
+    def scored(self) -> Scored:
+        """The loss of training: a mean over masks."""
         target_ids_S = self.target_ids_S.repeat_interleave(self.num_copies)
         num_correct = (self.token_logits_SV.detach().argmax(dim=1) == target_ids_S).sum()
         return Scored(mlm_loss(self.token_logits_SV, target_ids_S), 0, num_correct)
@@ -122,14 +121,22 @@ class StateScores:
             self, log_emission_BML=log_emission_BML, log_transition_BLL=log_transition_BLL
         )
 
-    def scored(self, is_left_out_B: Tensor | None = None) -> Scored:
-        """The loss of training, without some rows."""
+    @cached_property
+    def has_mask_B(self) -> Tensor:
+        """Which rows hold a mask. The others have a path from [BOS] to [EOS], which says nothing of
+        their tokens."""
+        return self.graph.is_mask_BM.any(dim=1)
+
+    def scored(self) -> Scored:
+        """The loss of training: a mean over rows with masks."""
         log_likelihood_B = log_likelihood(self)
-        if is_left_out_B is not None:
-            log_likelihood_B = log_likelihood_B.masked_fill(is_left_out_B, -torch.inf)
-        num_scored_B = self.is_scored_BM.sum(dim=1)
-        loss = states_alignment_loss(log_likelihood_B, num_scored_B, on_no_path="skip")
-        return Scored(loss, int((log_likelihood_B == -torch.inf).sum()))
+        is_lost_B = self.has_mask_B & (log_likelihood_B == -torch.inf)
+        loss = states_alignment_loss(
+            log_likelihood_B.masked_fill(~self.has_mask_B, -torch.inf),
+            self.is_scored_BM.sum(dim=1),
+            on_no_path="skip",
+        )
+        return Scored(loss, int(is_lost_B.sum()))
 
     @cached_property
     def log_token_BLV(self) -> Tensor:
@@ -154,14 +161,14 @@ class StateScores:
         """log P of each row's masked tokens together, (B,), or of these tokens in their place;
         over all paths."""
         if token_ids_S is None:
-            return log_likelihood(self, with_boundaries=False)
+            log_joint_B = log_likelihood(self, with_boundaries=False)
+            return log_joint_B.masked_fill(~self.has_mask_B, 0.0)
         graph = self.graph
         target_ids_BM = graph.target_ids_BM.masked_scatter(graph.is_mask_BM, token_ids_S)
         index_BLM = target_ids_BM.unsqueeze(1).expand(-1, self.log_token_BLV.shape[1], -1)
         log_emission_BML = self.log_token_BLV.gather(2, index_BLM).transpose(1, 2)
         graph = graph._replace(target_ids_BM=target_ids_BM)
-        asked = replace(self, log_emission_BML=log_emission_BML, graph=graph)
-        return log_likelihood(asked, with_boundaries=False)
+        return replace(self, log_emission_BML=log_emission_BML, graph=graph).log_joint()
 
     def best_path(self, log_best_BL: Tensor) -> tuple[Tensor, Tensor]:
         """path_BM and its log-probability, (B,), for the likeliest token of each state.

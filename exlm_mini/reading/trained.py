@@ -99,8 +99,8 @@ class Trained:
 
         [MASK] in a text counts as a token, [BOS] and [EOS] do not. White space around a text, and
         what follows a SMILES, is left out (``document``), as are stereo marks if the vocabulary has
-        none. A text that is too long or mostly [UNK], a SMILES that RDKit rejects and an entry that
-        is no text get nan, and a line says why.
+        none. A text that is too long or mostly [UNK], a SMILES that RDKit rejects, as it does one
+        with [MASK], and an entry that is no text get nan, and a line says why.
 
         Args:
             texts: the texts; a single one needs no list.

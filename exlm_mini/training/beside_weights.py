@@ -1,15 +1,41 @@
 """The files beside the weights of a checkpoint with which transformers opens its directory.
 
-``import exlm_mini.hf`` tells transformers what ``exlm`` and ``ExLMTokenizer`` mean.
+``import exlm_mini.hf`` tells transformers what ``exlm`` and ``ExLMTokenizer`` mean. A directory to
+share can say it itself: the ``AUTO_MAPS`` in its files name a module that imports the package, and
+that transformers runs if ``trust_remote_code=True``.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from exlm_mini.config import RunConfig
 from exlm_mini.data.packs import Pack
+
+AUTO_MAPS: dict[str, dict[str, Any]] = {
+    "config.json": {
+        "AutoConfig": "modeling_exlm.ExLMConfig",
+        "AutoModel": "modeling_exlm.ExLMModel",
+        "AutoModelForMaskedLM": "modeling_exlm.ExLMForMaskedLM",
+        "AutoModelForQuestionAnswering": "modeling_exlm.ExLMForQuestionAnswering",
+        "AutoModelForSequenceClassification": "modeling_exlm.ExLMForSequenceClassification",
+    },
+    "tokenizer_config.json": {"AutoTokenizer": [None, "modeling_exlm.ExLMTokenizer"]},
+}
+"""Classes of ``exlm_mini.hf`` by the Auto class that opens a directory as one."""
+REMOTE_CODE = '''"""ExLM for transformers; the code is that of the package exlm-mini."""
+
+from exlm_mini.hf import *  # noqa: F403
+'''
+
+
+def write_remote_code(directory: Path) -> None:
+    """Write the module that ``AUTO_MAPS`` name."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "modeling_exlm.py").write_text(REMOTE_CODE)
 
 
 def beside_weights(config: RunConfig, step: int, pack: Pack) -> dict[str, bytes]:

@@ -119,10 +119,10 @@ class Stepper:
         )
 
     def _size(self, part: MaskedBatch) -> tuple[int, int]:
-        """Of a micro-batch: the rows (ExLM) or masks that its loss is a mean of, and its input
-        tokens, before expansion or repetition and without padding."""
-        is_exlm = self.config.objective == "exlm"
-        num_scored = len(part.token_ids_BN) if is_exlm else int(part.is_masked_BN.sum())
+        """Of a micro-batch: the rows with masks (ExLM) or masks that its loss is a mean of, and its
+        input tokens, before expansion or repetition and without padding."""
+        is_masked_BN, is_exlm = part.is_masked_BN, self.config.objective == "exlm"
+        num_scored = int((is_masked_BN.any(dim=1) if is_exlm else is_masked_BN).sum())
         num_tokens = int((part.token_ids_BN != self._pad).sum())
         return num_scored, num_tokens // self.config.num_copies
 

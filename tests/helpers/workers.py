@@ -64,7 +64,7 @@ WITHOUT_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout
 DROPLESS = changed(model=WITHOUT_DROPOUT, clip_norm=0.0)
 SPREAD = {
     "exlm": changed(DROPLESS, micro_batch_size=None),
-    "accumulated": DROPLESS,
+    "accumulated": changed(DROPLESS, masking={"strategy": "bernoulli", "mask_ratio": 0.1}),
     "mlm": changed(DROPLESS, "mlm", masking={"strategy": "bernoulli"}),
     "tokens": changed(
         DROPLESS, batch_size=32, micro_batch_size=None, batch_tokens=80, micro_batch_tokens=20

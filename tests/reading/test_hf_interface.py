@@ -137,6 +137,37 @@ def test_embeddings_can_be_resized(head, setting, tmp_path):
     torch.testing.assert_close(main_output(head, again(new)), main_output(head, model(new)))
     model.resize_token_embeddings(20)
     assert main_output(head, model(**INPUTS)).isfinite().all()
+    model.resize_token_embeddings(2000, mean_resizing=False)
+    rows = model.get_input_embeddings().weight[20:]
+    assert rows.std().item() == pytest.approx(model.config.initializer_range, rel=0.1)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("saved", "opened"),
+    [
+        ({"objective": "mlm"}, {"objective": "exlm", "clone_embedding_std": 1.0}),
+        ({"max_position_embeddings": 64}, {"max_position_embeddings": 128}),
+        ({"clone_embedding_std": 1.0}, {"clone_embedding_std": 1.0, "states_per_mask": 8}),
+    ],
+)
+def test_weights_that_no_file_holds_begin_as_in_training(saved, opened, tmp_path):
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    old = hf.ExLMForMaskedLM(hf.ExLMConfig(**size, **saved, vocab_size=40))
+    old.save_pretrained(tmp_path)
+    new, told = hf.ExLMForMaskedLM.from_pretrained(
+        tmp_path, **opened, ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    drawn = {*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])}
+    fresh = hf.ExLMForMaskedLM(new.config).state_dict()
+    assert drawn
+    for name, weight in new.state_dict().items():
+        if name not in drawn:
+            assert torch.equal(weight, old.state_dict()[name])
+        else:
+            assert weight.std().item() == pytest.approx(
+                fresh[name].std().item(), rel=0.2, abs=0
+            )
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from exlm_mini.config import MaskingConfig
+from exlm_mini.config import SPECIAL_TOKENS, MaskingConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.masking import Masker
 from exlm_mini.data.tokenizer import MASK, Tokenizer, train_byte_level_bpe, word_level
@@ -38,7 +38,7 @@ TEXTS = st.one_of(
     st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=8).map("".join),
 )
 TO_MASK = {
-    "molecules": ["CC(=O)NC1=CC=C(O)C=C1", "CC(C)CC1=CC=C(C=C1)C(C)C(=O)O", "CCO"],
+    "molecules": ["CC(=O)NC1=CC=C(O)C=C1", "CC(C)CC1=CC=C(C=C1)C(C)C(=O)O", "CC[U]O"],
     "english": [
         "The Python Debugger is an extensible Debugger of statements.",
         "If an object has no value, None is returned; None is not a string.",
@@ -119,6 +119,8 @@ def test_a_tokenizer_trained_anew_finds_masks(english):
     new = english.train_new_from_iterator(["the dog ran"] * 9, 300)
     tokens = [*new.tokenize("dog\n"), MASK, *new.tokenize(" [BOS]")]
     assert new.tokenize("dog\n [MASK] [BOS]") == tokens
+    special = [*SPECIAL_TOKENS]
+    assert new.convert_tokens_to_ids(special) == english.convert_tokens_to_ids(special)
 
 
 def test_tokens_that_are_added_later_are_found(english, tmp_path):
@@ -176,7 +178,11 @@ def test_whole_words_are_masked(english):
 
 every = pytest.mark.parametrize(
     ("name", "strategy"),
-    [(name, strategy) for name in TO_MASK for strategy in ("fixed_count", "spans", "units")],
+    [
+        (name, strategy)
+        for name in TO_MASK
+        for strategy in ("bernoulli", "fixed_count", "spans", "units")
+    ],
 )
 
 
@@ -193,6 +199,9 @@ def test_masks_are_those_of_a_run_with_a_drawn_number(name, strategy, pairs):
     masker, draws = Masker(masking, own.special_ids, 0, units=units), torch.Generator()
     draws.manual_seed(1)
     ids = tokenizer.pad(rows(tokenizer, name), return_tensors="pt").input_ids
+    assert (ids == own.special_ids.unk).any() == (
+        name == "molecules"
+    )  # they may be masked, too
     for _ in range(5):
         number = int(torch.randint(2**62, (), generator=draws))
         counters = np.full(len(ids), number), np.arange(len(ids))

@@ -68,6 +68,20 @@ def test_bits_of_exlm_are_those_of_the_joint_without_boundaries(
     torch.testing.assert_close(bits_B, -log_joint_B / math.log(2), check_dtype=False)
 
 
+@pytest.mark.parametrize("transition", ["gated", "ctc"])
+def test_a_row_without_masks_costs_no_bits_and_counts_in_no_loss(packs, transition):
+    config = changed(CONFIG, model={"transition": transition})
+    model, batch = untrained(config), batch_of(packs, config)
+    is_masked_BN = batch.is_masked_BN & (torch.arange(len(batch.is_masked_BN)) < 3)[:, None]
+    masked_ids_BN = torch.where(is_masked_BN, batch.masked_ids_BN, batch.token_ids_BN)
+    batch = batch._replace(masked_ids_BN=masked_ids_BN, is_masked_BN=is_masked_BN)
+    bits_B = row_bits_and_correct(model, batch)[0]
+    assert (bits_B[:3] > 0).all() and not bits_B[3:].any()
+    masked_alone = type(batch)(*(part_BN[:3] for part_BN in batch))
+    loss, alone = (score(model, rows).loss.item() for rows in (batch, masked_alone))
+    assert loss == pytest.approx(alone, rel=1e-5)
+
+
 @pytest.mark.parametrize(("objective", "is_training"), [("mlm", True), ("exlm", False)])
 def test_evaluation_is_repeatable_and_leaves_the_model_as_it_was(packs, objective, is_training):
     config = changed(CONFIG, objective)

@@ -169,8 +169,8 @@ def test_dropout_depends_on_micro_batch_step_and_seed_and_not_on_the_processes(p
 def test_parts_of_a_batch_of_tokens_weigh_by_their_rows_or_masks(objective, packs, tmp_path):
     # The loss of the batch is that of its rows taken together, whatever the parts.
     config = changed(
-        CONFIG, objective, model=WITHOUT_DROPOUT, chain_warmup=0.0, batch_size=32,
-        batch_tokens=60, micro_batch_tokens=20,
+        CONFIG, objective, {"strategy": "bernoulli", "mask_ratio": 0.1}, WITHOUT_DROPOUT,
+        chain_warmup=0.0, batch_size=32, batch_tokens=120, micro_batch_tokens=40,
     )  # fmt: skip
     trainer = make_trainer(config, packs, tmp_path)
     parts = trainer.stepper.batches.parts(0)
@@ -178,7 +178,8 @@ def test_parts_of_a_batch_of_tokens_weigh_by_their_rows_or_masks(objective, pack
     losses_of_parts = [score(trainer.model, part).loss.item() for part in parts]
     weights = [int(part.is_masked_BN.sum()) for part in parts]
     if objective == "exlm":
-        weights = [len(part.token_ids_BN) for part in parts]
+        weights = [int(part.is_masked_BN.any(dim=1).sum()) for part in parts]
+        assert sum(weights) < sum(len(part.token_ids_BN) for part in parts)
     assert len(set(weights)) > 1
     expected = np.average(losses_of_parts, weights=weights)
     assert one_step(trainer)["loss"] == pytest.approx(expected, rel=1e-6)
