@@ -49,12 +49,12 @@ class ExLMTokenizer(NoCopiedCode, PreTrainedTokenizerFast):
             inner = _converted(definition)
         return {**NAMES, **options, "tokenizer_object": inner}
 
-    def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> Any:
-        """As in transformers, with the module that finds this package if ``auto_map`` asks for
-        it."""
+    def _save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> Any:
+        """The files of the tokenizer, and if ``auto_map`` asks for it, the module that finds this
+        package."""
         if self.init_kwargs.get("auto_map"):
             write_remote_code(Path(save_directory))
-        return super().save_pretrained(save_directory, *args, **options)
+        return super()._save_pretrained(save_directory, *args, **options)
 
     def _encode_plus(  # type: ignore[override]  # transformers gives the rest by name
         self, text: Any, text_pair: Any = None, **options: Any
