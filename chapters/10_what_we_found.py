@@ -116,7 +116,8 @@ def verdict(differences, sign, smallest):
 
 
 # %% [markdown]
-# Twelve claims of the study are *primary*, and nine of the later plan for links.
+# Twelve claims of the study are *primary*, and nine of a later plan, for molecules
+# and text with hidden spans.
 # They were chosen beforehand, and each family is judged together, more strictly
 # (Holm's correction), so that the chance of one false "for" in it is below 5%. Rows
 # from sweeps that had no plan are hints, however narrow the interval.
@@ -141,14 +142,15 @@ display(pd.DataFrame(card).T)
 
 # %% [markdown]
 # *Undecided* is not a refutation. Training is short: every model of the language
-# `town` ends above the best possible score. Seeds are few: two or three in the
-# sweeps, three to ten in the study. And a small language asks for little: scores on
-# GLUE, SQuAD and MoleculeNet need the paper's own sizes, which are recipes of
-# {ref}`chap-full-runs`.
+# `town` needs more bits than the best possible one. Seeds are few: two or three in
+# the sweeps, three to ten in the study. And a small language asks for little:
+# scores on GLUE, SQuAD and MoleculeNet need the paper's own sizes, which are
+# recipes of {ref}`chap-full-runs`.
 #
 # Two terms are used throughout. Our **start-up aids** are the vector for each clone
 # and the fixed chains of {ref}`chap-symmetric-start`; ExLMs below have both unless
-# a sentence says otherwise. And what **links win** is a measured quantity: the bits
+# a sentence says otherwise. And what **links win** (in names, *links* are learned
+# edges) is a measured quantity: the bits
 # that the masked words of a row cost each by itself, less the bits that they cost
 # together, both by the same model.
 #
@@ -183,7 +185,7 @@ _ = fig.legend(loc="outside lower center", ncols=2, fontsize=8)
 # save 6: they give each of the four possible fillings about 1/16 instead of 1/4,
 # and further training does not correct it. A t-interval treats such runs as one
 # bell curve and reaches beyond the best possible score; the tables cut it off
-# there.
+# there, at 4.02 bits below the model without edges, which needs 10.02.
 #
 # ## More masks than in training, and edges inside a mask
 #
@@ -211,8 +213,8 @@ positions = {
 display(pd.DataFrame(positions).T)
 
 # %% [markdown]
-# At the trained share the difference, 0.07 bits, is too small to matter by the
-# plan's measure. With three times as many masks, 1D positions cost over 20 bits
+# At the trained share the difference, 0.07 bits before rounding, is too small by
+# the plan's measure. With three times as many masks, 1D positions cost over 20 bits
 # more per row, with or without clone vectors. With the second coordinate, the
 # positions of the other words do not depend on the number of masks. That is not
 # enough to save bits there: the best possible MLM would need 5.6.
@@ -648,13 +650,13 @@ axes = draw_entropy_and_reading(
 draw_optimum(axes[0], grid(of_toy, "optimum_entropy_bits").mean())
 
 # %% [markdown]
-# The entropy (above) changes more with the lost share than with $p$; the
-# interval excludes zero. For the probe (below) three seeds decide nothing, and the
-# comparison is not quite fair: after as many steps, a model that reads every word
-# eight times is simply further behind. So the study stops each run when it is *as
-# good as the others*, that is, still misses 60% of what the visible words tell
-# about the hidden ones. It then fits a plane over the lost share and $p$ in each of
-# ten seeds:
+# The entropy (above) changes more with the lost share than with $p$; the interval
+# on the scorecard excludes zero. For the probe (below) three seeds decide nothing,
+# and the comparison is not quite fair: after as many steps, a model that reads
+# every word eight times is simply further behind. So the study stops each run when
+# it is *as good as the others*, that is, still misses 60% of what the visible words
+# tell about the hidden ones. It then fits a plane over the lost share and $p$ in
+# each of ten seeds:
 
 # %%
 slopes = {
@@ -824,8 +826,8 @@ assert paid["downstream"].max() < others["downstream"].max() - 5
 #   Larger batches and wider layers do not replace the aids.
 # - 2D RoPE matters with three times as many masks as in training. Training finds
 #   no use for edges inside a mask, even in a language made for them.
-# - The missing words do the damage, as the paper says; that the [MASK] tokens do a
-#   little, too, does not show.
+# - The missing words do the damage, as the paper says; that [MASK] tokens add a
+#   little of their own is not visible here.
 # - Fewer bits go with better states in a small language, not visibly elsewhere.
 # - At this size scores after fine-tuning decide nothing.
 #

@@ -158,8 +158,8 @@ def by_rows(log_P_BML, log_E_BLL, num_targets_B, num_states_B, log_sum=guarded):
 # in one batch, and sentences without a path.
 #
 # The package goes one step further: it never reads the padding, even if that holds
-# `nan`. Our short version would send `nan` back, because it multiplies what it does
-# not use by zero.
+# `nan`. Our short version would return `nan` gradients, because it multiplies the
+# entries that it does not use by zero.
 
 
 # %% mystnb={"code_prompt_show": "Checked: values and gradients equal enumeration, the three loops and the package's vectorized, on 20 ragged batches a seed; the package never reads the padding, even where it holds nan"} tags=["hide-cell", "check"]
@@ -371,12 +371,12 @@ shown_ML = state_ML.where(state_ML > 1e-6, torch.nan).log10()
 draw_table(ax, shown_ML, "log₁₀ posterior", cmap="Blues", vmin=-6, vmax=0)
 
 # %% [markdown]
-# The chain has a second advantage, in float32. The usual formula for a posterior
-# is $\exp(\log\alpha + \log\beta - \log f_{M,L})$: numbers around 1,000, accurate
-# to about $10^{-4}$ in float32, are subtracted from each other, and the error
-# lands in the exponent. The chain compares $\beta$ only with its own neighbours.
-# Every number of the walk lies between 0 and 1, and each row adds up to one by
-# construction.
+# The chain has a second advantage, in float32. The usual formula for a posterior is
+# $\exp(\log\alpha + \log\beta - \log f_{M,L})$: numbers around 1,000, accurate to
+# about $10^{-4}$ in float32, are subtracted from each other, and the error lands in
+# the exponent. The chain compares $\beta$ only with its own neighbours. Every
+# number of the walk lies between 0 and 1, and in the package, which normalises each
+# step, each row adds up to one by construction.
 #
 # ## What the backward pass keeps in memory
 #
@@ -775,11 +775,11 @@ def by_products(P_BML, E_BLL):
 # term needs one, in the forward pass and again in the backward pass. In
 # probabilities each *edge* needs one, once for all targets.
 #
-# Rescaling keeps the digits, too. `scaled` takes float32 and gives float32, but
-# adds up in float64, which now costs little. Numbers near one have all their
-# digits, and errors do not grow with the sentence. In {numref}`fig-vec-digits` both
-# log-space curves climb with the length of the sentence; the lowest one stays below
-# half of the last digit of float32 (grey).
+# Rescaling keeps the digits, too: numbers near one have all their digits, and
+# errors do not grow with the sentence. `scaled` takes float32 and gives float32,
+# but also adds up in float64, which now costs little. In {numref}`fig-vec-digits`
+# both log-space curves climb with the length of the sentence; the lowest one stays
+# below half of the last digit of float32 (grey).
 
 # %% mystnb={"figure": {"caption": "Error of float32 gradients against float64, as a share of the largest gradient: median of three untrained graphs with four states per target.", "name": "fig-vec-digits"}, "image": {"alt": "Autograd and the walk rise with the number of targets, from 1e-6 to above 1e-5; probabilities stay flat below 1e-7."}} tags=["remove-input"]
 from exlm_mini.alignment.check import relative_error

@@ -94,11 +94,11 @@ scale = chapter_scale()
 # ## One product for all targets
 #
 # The backends `vectorized` and `scaled` go target by target, with one large
-# operation each. Three things still take time, here for the example of Appendix
-# I.4, 77 targets and 308 states:
+# operation each. Three things take time, the last two in both of them, here for the
+# example of Appendix I.4, 77 targets and 308 states:
 #
 # - *Exponentials.* In log space each term of each target needs one, forward and
-#   backward. `scaled` got rid of these.
+#   backward; `scaled` needs one for each edge.
 # - *Reading.* The whole transition matrix is read again for every target, 76 times
 #   in each direction. For one sentence it takes 380 kB, for a batch 24 MB: more
 #   than the caches next to a core hold.
@@ -685,10 +685,10 @@ print(f"tiles of {TILE} states, {ROWS} targets at a time, {SWEEP_THREADS} thread
 # targets. *Below*, the triangle, where each lane (a thread of a warp) has one
 # target. It has to be sequential, but in which direction? Target by target it would
 # take 77 steps. But column $u$ needs earlier columns only, so it can be walked
-# column by column as well: 32 steps, whatever the number of targets. In each step a
-# target hands one number to the next target, that is a lane to the next lane. The
-# last lane of a warp hands it to the next warp through shared memory, so the next
-# warp runs one stage of four columns behind. A barrier closes each stage.
+# column by column as well: 32 steps for each warp, which has 32 targets. In each
+# step a target hands one number to the next target, that is a lane to the next
+# lane. The last lane of a warp hands it to the next warp through shared memory, so
+# the next warp runs one stage of four columns behind. A barrier closes each stage.
 
 # %% mystnb={"figure": {"caption": "A block of the sweep kernel. Above: a pair of tiles is multiplied; one warp's share is framed. Below: the staircase through the triangle of a tile, for 77 targets in three warps. Vertical lines are barriers; a box holds the columns that a warp walks.", "name": "fig-cuda-blocks"}, "image": {"alt": "Above, entries times edges give a sum with the framed share of a warp. Below, three rows of eight boxes, each row one stage later than the row above it."}} tags=["remove-input"]
 num_warps = -(-77 // TILE)
@@ -951,14 +951,14 @@ for comment, name in wounded.items() if has_native else ():
 #
 # At the shape of Appendix I.4, 64 rows, forward and backward together have to move
 # 67 MB and to do 384 million multiply-adds. By the data sheet of the NVIDIA H100
-# (3.35 TB and 67 trillion operations per second) neither takes more than 20 µs. But
-# a sweep of this shape meets two hundred barriers one after the other, with little
-# to do between them, and they decide how long it takes. The table has recorded
-# medians in milliseconds: first of kernels alone, replayed from a CUDA graph, then
-# *called*, with what Python and PyTorch add. *Plain* is 150 lines of CUDA written
-# for the comparison, one block for each row and direction, in log space.
-# DA-Transformer's kernels have four configurations of their forward pass; its code
-# uses the first.
+# (3.35 TB/s and 67 trillion operations per second) neither takes more than 20 µs.
+# But a sweep of this shape meets two hundred barriers one after the other, with
+# little to do between them, and they decide how long it takes. The table has
+# recorded medians in milliseconds: first of kernels alone, replayed from a CUDA
+# graph, then *called*, with what Python and PyTorch add. *Plain* is 150 lines of
+# CUDA written for the comparison, one block for each row and direction, in log
+# space. DA-Transformer's kernels have four configurations of their forward pass;
+# its code uses the first.
 
 # %% tags=["remove-input"]
 import pandas as pd
@@ -987,11 +987,13 @@ table.set_index("B, M, L").round(2)
 # %% [markdown]
 # With 8 rows our kernels take three quarters as long as with 64: they mostly wait.
 # Called from Python, they are three times as fast at the paper's shape as
-# DA-Transformer's best configuration, which was timed only that way. A call of
-# PyTorch's operator took 0.3 to 1.1 ms more than its kernels, too much for small
-# graphs; the package has since avoided this. On 1,400 short rows of molecules ours
-# are slower, probably because a thread of the sweep needs many registers: a
-# multiprocessor holds one block at a time, and 2,800 queue for 132 places.
+# DA-Transformer's best configuration, which was timed only that way. In four of the
+# eight rows our call took longer than that. In three of them it is the cost of
+# calling PyTorch's operator, 0.3 to 1.1 ms more than its kernels; the package has
+# since avoided this. In the fourth, 1,400 short rows of molecules, our kernels
+# themselves are slower, probably because a thread of the sweep needs many
+# registers: a multiprocessor holds one block at a time, and 2,800 queue for 132
+# places.
 #
 # The plain kernel takes twice as long as ours at the paper's shape, four times as
 # long at 1,024 states, half as long on the molecules. Its gradients, from float32
@@ -1040,8 +1042,8 @@ records = json.loads(Path("../book/results/bench-drop-in.json").read_text())
 ms = {(tuple(r["shape"]), r["backend"]): r["median_ms"] for r in records}
 rival = next(name for _, name in ms if "DA-Transformer" in name)
 rows = [
-    {"B, M, L": ", ".join(map(str, shape)), "torch_dag_loss, ms": ms[shape, rival]}
-    | {"dag_loss, ms": ms[shape, "native"]}
+    {"B, M, L": ", ".join(map(str, shape)), "DA-Transformer, ms": ms[shape, rival]}
+    | {"ours, ms": ms[shape, "native"]}
     | {"times as fast": ms[shape, rival] / ms[shape, "native"]}
     for shape in dict.fromkeys(shape for shape, _ in ms)
 ]

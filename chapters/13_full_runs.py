@@ -23,7 +23,7 @@
 # **You will know afterwards** which of the paper's runs you can do in an hour, a
 # day or a week, which command starts it, and what you can rely on while it runs.
 #
-# **It takes** 45 minutes and a good minute of one CPU core. **Paper:** the
+# **It takes** 45 minutes and a little over a minute of one CPU core. **Paper:** the
 # settings of §5.1 and §5.2 of {cite}`zheng2025exlm`, Appendices B (Table 5), J
 # (Table 7), N (Table 10) and Q.2 (Table 12), and the curves of Appendix G (Figure
 # 9).
@@ -462,10 +462,11 @@ for device, record in recorded:
 # than half of that time, and most of the rest seems to be Python starting kernels.
 # In the first steps of a run, whose batches all differ in shape, a step took two to
 # four times as long; most likely memory was allocated anew, and cuDNN's attention
-# prepared itself for every new shape. `pretrain` now avoids both. One micro-batch
-# of 64,000 tokens in place of four (`train.micro_batch_tokens`) starts fewer
-# kernels and made the steps of a run twice as fast, at 22 GiB. This is where the
-# time of the repeated step goes, in milliseconds:
+# prepared itself for every new shape. `pretrain` now avoids these first steps.
+# Still, a step of a run with the recipe's four micro-batches took 0.60 seconds
+# (median), almost twice as long as the repeated step. One micro-batch of 64,000
+# tokens (`train.micro_batch_tokens`) starts fewer kernels and brought it to 0.30,
+# at 22 GiB. This is where the time of the repeated step goes, in milliseconds:
 
 # %% tags=["remove-input"]
 print(f"{'':18} forward  backward")
@@ -481,7 +482,7 @@ for objective in ("exlm", "mlm"):
 # device on the left. With several devices divide by their number, if they lose no
 # time waiting for each other.
 
-# %% mystnb={"figure": {"caption": "Time of one device for a whole run against the speed it keeps up. Crosses: the paper's hours (Table 12, Appendix J). Dots: recorded speeds of this package.", "name": "fig-device-hours"}, "image": {"alt": "Six falling lines on logarithmic axes, from text-tiny, minutes on a laptop, to text-large, months at 10 teraflops. Three crosses between a day and a week; dots at a laptop's speed and an H100's."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Time of one device for a whole run against the speed it keeps up. Crosses: the paper's hours (Table 12, Appendix J). Dots: recorded speeds of this package, on the H100 that of a repeated step; with the micro-batches of the recipe a run is about half as fast.", "name": "fig-device-hours"}, "image": {"alt": "Six falling lines on logarithmic axes, from text-tiny, minutes on a laptop, to text-large, months at 10 teraflops. Three crosses between a day and a week; dots at a laptop's speed and an H100's."}} tags=["remove-input"]
 DRAWN = (
     "text-tiny", "smiles-base", "vanilla-mlm", "exlm-ablation", "text-base",
     "text-large",
@@ -581,7 +582,9 @@ print("   ", *options[3:5], "\\\n   ", *options[5:])
 
 # %% [markdown]
 # At this speed a day is enough for the paper's molecular run and a week for an
-# ablation. The main text runs need several GPUs.
+# ablation. If Table 12's hours were those of both GPUs, the speed is half of it:
+# the day still suffices, an ablation takes eight days. The main text runs need
+# several GPUs.
 #
 # ## Data
 #
@@ -927,11 +930,11 @@ for name in ("smiles-tiny", "text-tiny"):
     print(f"{name}, bits per masked token: {', '.join(ends)}")
 
 # %% [markdown]
-# On molecules ExLM leads while its chains are fixed, falls back to the MLM's level
-# while they fade out (steps 200 to 400), and leads again after that. On English
-# ExLM has not passed the MLM in 600 steps, and both curves still fall steeply when
-# the steps run out. Without the start-up aids of {ref}`chap-symmetric-start`
-# (dashed) ExLM stays far behind on both.
+# On molecules the two are level at step 100. When the fixed chains end, at step
+# 200, ExLM leads; while they fade out, until step 400, the MLM catches up; after
+# that ExLM leads again. On English ExLM has not passed the MLM in 600 steps, and
+# both curves still fall steeply when the steps run out. Without the start-up aids
+# of {ref}`chap-symmetric-start` (dashed) ExLM stays far behind on both.
 
 # %% mystnb={"figure": {"caption": "Recorded runs of the two small recipes: perplexity on held-out rows.", "name": "fig-recorded-runs"}, "image": {"alt": "Above, molecules: ExLM ends below MLM. Below, English: ExLM ends above MLM. Without start-up aids ExLM stays far above both."}} tags=["remove-input"]
 titles = {"smiles-tiny": "5,000 molecules", "text-tiny": "Python's manual"}
@@ -987,11 +990,11 @@ assert sizes == {"tiny"}
 # * A recipe says what is trained, a launcher says where. The batch, the order of
 #   the rows and their masks do not depend on the number of devices.
 # * Every number the paper gives is in a recipe. It gives no length for its rows;
-#   the command in the README matches neither of its settings.
+#   the command in the README matches neither of its two sets of settings.
 # * ExLM with $k = 4$ costs 1.7 times the operations of an MLM. Hours are
 #   operations divided by a measured speed, and `--throughput` does the division.
 # * At the speed that Table 12 implies for an A100, a day is enough for the
-#   molecular run, a week for an ablation.
+#   molecular run, and a week for an ablation, eight days if its hours are of two.
 # * On one machine a stopped run goes on to the same bits, and a damaged checkpoint
 #   is noticed.
 #
