@@ -94,7 +94,7 @@ scale = chapter_scale()
 # ## One product for all targets
 #
 # The backends `vectorized` and `scaled` go target by target, with one large
-# operation each. Three things take time, the last two in both of them, here for the
+# operation each. Three things take time, the last two in both, here for the
 # example of Appendix I.4, 77 targets and 308 states:
 #
 # - *Exponentials.* In log space each term of each target needs one, forward and
@@ -685,7 +685,7 @@ print(f"tiles of {TILE} states, {ROWS} targets at a time, {SWEEP_THREADS} thread
 # targets. *Below*, the triangle, where each lane (a thread of a warp) has one
 # target. It has to be sequential, but in which direction? Target by target it would
 # take 77 steps. But column $u$ needs earlier columns only, so it can be walked
-# column by column as well: 32 steps for each warp, which has 32 targets. In each
+# column by column as well: 32 steps for a warp, of 32 targets. In each
 # step a target hands one number to the next target, that is a lane to the next
 # lane. The last lane of a warp hands it to the next warp through shared memory, so
 # the next warp runs one stage of four columns behind. A barrier closes each stage.
@@ -953,7 +953,7 @@ for comment, name in wounded.items() if has_native else ():
 # 67 MB and to do 384 million multiply-adds. By the data sheet of the NVIDIA H100
 # (3.35 TB/s and 67 trillion operations per second) neither takes more than 20 µs.
 # But a sweep of this shape meets two hundred barriers one after the other, with
-# little to do between them, and they decide how long it takes. The table has
+# little to do between them; they decide how long it takes. The table has
 # recorded medians in milliseconds: first of kernels alone, replayed from a CUDA
 # graph, then *called*, with what Python and PyTorch add. *Plain* is 150 lines of
 # CUDA written for the comparison, one block for each row and direction, in log
@@ -987,13 +987,11 @@ table.set_index("B, M, L").round(2)
 # %% [markdown]
 # With 8 rows our kernels take three quarters as long as with 64: they mostly wait.
 # Called from Python, they are three times as fast at the paper's shape as
-# DA-Transformer's best configuration, which was timed only that way. In four of the
-# eight rows our call took longer than that. In three of them it is the cost of
-# calling PyTorch's operator, 0.3 to 1.1 ms more than its kernels; the package has
-# since avoided this. In the fourth, 1,400 short rows of molecules, our kernels
-# themselves are slower, probably because a thread of the sweep needs many
-# registers: a multiprocessor holds one block at a time, and 2,800 queue for 132
-# places.
+# DA-Transformer's best configuration, timed only that way. In three of eight rows
+# ours lose by the cost of calling PyTorch's operator, 0.3 to 1.1 ms, which the
+# package now avoids. In a fourth, 1,400 short rows of molecules, the kernels are
+# slower, probably because a thread needs many registers: a multiprocessor holds one
+# block at a time, and 2,800 queue for 132 places.
 #
 # The plain kernel takes twice as long as ours at the paper's shape, four times as
 # long at 1,024 states, half as long on the molecules. Its gradients, from float32
