@@ -145,7 +145,8 @@ def test_naming_a_backend_asks_nothing_of_the_others(monkeypatch):
         ("native", "ragged", None),
         ("native", "ragged", 4),
         ("vectorized", "ragged", None),
-        ("scaled", "huge_spread", None),  # where the graph breaks in two, a row is done again
+        # Where the graph breaks in two, a row is done again.
+        pytest.param("scaled", "huge_spread", None, marks=pytest.mark.slow),
     ],
 )
 def test_compiling_gives_the_same_numbers(backend, name, reach):

@@ -45,6 +45,7 @@ def nudged(monkeypatch):
     return weights
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("EXLM_NUDGE" in os.environ, reason="this process is nudged already")
 def test_a_nudge_moves_the_last_bits_the_same_way_in_every_process(nudged):
     own, one, two = trained(), nudged(1), nudged(2)
