@@ -711,7 +711,14 @@ for r in (narrow, wide):
     median_ms[r["micro_batch_tokens"]] = sorted(r["step_ms"])[
         len(r["step_ms"]) // 2
     ]
-assert 1.9 < median_ms[16000] / median_ms[64000] < 2.1
+assert round(median_ms[16000] / 1e3, 1) == 0.6
+assert round(median_ms[64000] / 1e3, 1) == 0.3
+assert 1.8 < median_ms[16000] / whole_steps["exlm"]["median_ms"] < 2
+days = {
+    name: cost_of[name].num_flops / (SUSTAINED / 2) / 86400
+    for name in ("smiles-base", "exlm-ablation")
+}
+assert days["smiles-base"] < 1 and round(days["exlm-ablation"]) == 8
 assert wide["peak_mib"] < 22 * 1024
 num_steps = cost_of["smiles-base"].num_tokens / wide["tokens"]
 assert 9.5 < num_steps * median_ms[64000] / 3.6e6 < 10.5  # hours, as Running says

@@ -159,7 +159,7 @@ class StateScores:
 
     def log_joint(self, token_ids_S: Tensor | None = None) -> Tensor:
         """log P of each row's masked tokens together, (B,), or of these tokens in their place;
-        over all paths."""
+        over all paths, and 0 for a row without masks."""
         if token_ids_S is None:
             log_joint_B = log_likelihood(self, with_boundaries=False)
             return log_joint_B.masked_fill(~self.has_mask_B, 0.0)

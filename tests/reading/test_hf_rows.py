@@ -199,9 +199,8 @@ def test_masks_are_those_of_a_run_with_a_drawn_number(name, strategy, pairs):
     masker, draws = Masker(masking, own.special_ids, 0, units=units), torch.Generator()
     draws.manual_seed(1)
     ids = tokenizer.pad(rows(tokenizer, name), return_tensors="pt").input_ids
-    assert (ids == own.special_ids.unk).any() == (
-        name == "molecules"
-    )  # they may be masked, too
+    # Unknown tokens may be masked, too.
+    assert (ids == own.special_ids.unk).any() == (name == "molecules")
     for _ in range(5):
         number = int(torch.randint(2**62, (), generator=draws))
         counters = np.full(len(ids), number), np.arange(len(ids))
