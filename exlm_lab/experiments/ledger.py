@@ -102,8 +102,8 @@ class SweepLedger(NamedTuple):
         runner, (changed, extra) = self.runner, self.equal_cost(cell)
         if cell.start is not None:
             start = cell.start.config(seed)
-            runner.train(start, on_progress)
-            folder = runner.folder(start).relative_to(runner.work)
+            runner.train(start, on_progress, cell.start.watched)
+            folder = runner.folder(start, cell.start.watched).relative_to(runner.work)
             changed["train.start_from"] = str(folder)
         config = cell.config(seed, changed)
         own = runner.time(config) if cell.is_timed else runner.run(cell, config, on_progress)

@@ -249,10 +249,10 @@ class Runner:
         return replace(config, train=replace(config.train, device=self.device))
 
     def _problem(self, downstream: Downstream, pretrained: Trained) -> Problem:
-        if downstream.num_train is None:
+        counts = (downstream.num_train, downstream.num_validation, downstream.num_test)
+        if counts == (None, None, None):
             return load_problem(downstream.task, self.data, ReadingConfig(), pretrained)
         task, splits = load_task(downstream.task, None, ReadingConfig(), pretrained.tokenizer)
-        counts = (downstream.num_train, downstream.num_validation, downstream.num_test)
         firsts: dict[str, Any] = {
             part: examples and Examples(*(column[:count] for column in examples))
             for (part, examples), count in zip(splits._asdict().items(), counts, strict=False)
