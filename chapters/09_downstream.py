@@ -390,11 +390,12 @@ import warnings
 # The library would like to draw a progress bar in the notebook.
 warnings.filterwarnings("ignore", message="IProgress not found")
 
-from exlm_lab.downstream.finetuning import answers_loss, model_for
 from exlm_lab.downstream.finetuning import fine_tune as package
+from exlm_lab.downstream.finetuning import model_for
 from exlm_lab.downstream.metrics import mean_roc_auc
 from exlm_lab.downstream.prepared import make_problem
 from exlm_lab.downstream.settings import TuneConfig
+from exlm_lab.downstream.trainer import answers_loss
 
 # The model: the same weights, rows of different lengths.
 problem = make_problem(task, splits, start)

@@ -202,22 +202,25 @@ def _check_table(options: Any) -> None:
         if getattr(options, name) is None:
             header = ", ".join(map(str, next(chunks(options.table))))[:300]
             raise UserError(f"--{name} is missing; {options.table} has the columns: {header}")
-    for name, value in (("task", options.task), ("data", options.source)):
+    given_too = {"task": options.task, "data": options.source, "recipe": options.recipe}
+    for name, value in given_too.items():
         if value:
             raise UserError(f"--{name} is for a task of the paper; drop it, or drop TABLE")
     if len(options.column) > 2:
         raise UserError(
             f"--column names {len(options.column)} columns; a model reads one or two"
         )
-    options.task = [options.table.name.partition(".")[0]]
+    options.task = [options.table.name.lstrip(".").partition(".")[0] or "table"]
 
 
 def run(request: Request) -> bool:
     """Fine-tune on every task asked for and print the results; false if asked to stop before."""
     options, output, seeds = request.options, request.options.output, request.recipe.seeds
-    for table in (options.table, options.validation, options.test):
-        if table is not None:
-            check_file(table)
+    tables = [t for t in (options.table, options.validation, options.test) if t is not None]
+    for number, table in enumerate(tables):
+        check_file(table)
+        if any(table.samefile(other) for other in tables[:number]):
+            raise UserError(f"{table} is named twice; its rows belong to one part")
     model_directory(options.checkpoint)
     from exlm_lab.downstream.runs import plan
     from exlm_mini.reading.trained import load
@@ -277,12 +280,12 @@ def _tune(
     requests: Requests,
 ) -> list[str]:
     """One task after the other, each in ``results.json`` as soon as it is done; its tables."""
-    from exlm_lab.downstream.results import task_record, write_results
+    from exlm_lab.downstream.results import earlier_records, task_record, write_results
     from exlm_lab.downstream.runs import TuningLedger, compare, tune
     from exlm_mini.training.provenance import commit, versions
 
     options, output, recipe = request.options, request.options.output, request.recipe
-    records: dict[str, dict[str, Any]] = {}
+    records = earlier_records(output, pretrained)
     made_with = {**versions(device), "commit": commit()}
     for task, configs in settings.items():
         problem, model = request.problem(task, pretrained), output

@@ -218,8 +218,11 @@ def report(options: argparse.Namespace) -> int:
     """Print the paper's table of each sweep beside the records, and the verdicts of the study."""
     from exlm_lab.experiments import tables, verdicts
 
-    if options.only or options.seeds:
-        raise UserError("--report is of whole sweeps; leave out --only and --seeds")
+    if options.only or options.seeds or options.data or options.device != "auto":
+        raise UserError(
+            "--report is of whole sweeps, and runs nothing; leave out --only, --seeds, --data and "
+            "--device"
+        )
     names = list(select(options.names))
     study = {one.name for one in catalogue.planned()}
     for name in names:

@@ -84,7 +84,7 @@ def load_table(
         if task.input == "smiles" and cleaning != AS_IT_IS:
             spelled = [readable(column, task.input, cleaning)[0] for column in spelled]
         examples[name] = Examples(list(zip(*spelled, strict=True)), labels[part])
-    used = {*rows}
+    used, seen_before = {*rows}, _also_in_train(examples)
     faults: list[dict[str, Any]] = [{"row": n, "why": left_out[n]} for n in sorted(left_out)]
     rejected, emptied = ([f for f in faults if (f["row"] in used) == own] for own in (0, 1))
     if files is not None:
@@ -98,6 +98,7 @@ def load_table(
         **({"classes": task.classes} if task.kind == "classes" else {}),
         "split_sha1": {name: index_sha1(own) for name, own in chosen.items()},
         "sizes": [len(part) for part in chosen.values()],
+        **({"also_in_train": seen_before} if seen_before else {}),
         **of_split,
     }
     if task.input == "smiles":
@@ -136,6 +137,13 @@ def _columns(
     return task._replace(columns=tuple(texts), targets=tuple(targets)), cells_RX
 
 
+def _also_in_train(examples: dict[str, Examples]) -> dict[str, int]:
+    """Rows of the other parts whose text is one of training, too."""
+    seen = {*examples["train"].texts}
+    counts = {name: sum(text in seen for text in part.texts) for name, part in examples.items()}
+    return {name: count for name, count in counts.items() if count and name != "train"}
+
+
 def _of_molecules(read: list[str], cleaning: Cleaning) -> dict[str, Any]:
     """What the numbers of molecules hang on."""
     from rdkit import rdBase
@@ -159,6 +167,11 @@ def _split(
     """Row numbers of each part, and notes on the split."""
     rule, num_scaffolds = how.rule(input), None
     if len(parts) > 1:
+        if how.split is not None:
+            raise UserError(
+                f"{source}: the {' and '.join([*parts][1:])} rows are a file of their own, so "
+                f"--data.split {how.split} has nothing to split; drop it"
+            )
         rule, ends = "files", np.cumsum([0, *map(len, parts.values())])
         bounds = zip(parts, ends, ends[1:], strict=False)
         chosen = {
@@ -177,6 +190,7 @@ def _split(
     if not chosen.get("validation") and "validation" not in parts:
         more, last, held_out = random_parts(chosen.pop("train"), how.split_seed)
         chosen = {"train": more + last, **chosen, "validation": held_out}
+        notes["validation"] = "at random from training"
     return chosen, notes
 
 

@@ -30,6 +30,8 @@ from exlm_mini.reading.trained import Trained
 WINDOW_LENGTH, WINDOW_OVERLAP, MAX_QUESTION = 384, 128, 64
 """Of SQuAD's windows, in tokens: BERT's; smaller where the model has fewer positions."""
 
+MOST_ROUNDED = 0.01
+"""Of a number's standard deviation: the step of float32 at its mean."""
 PROBLEM_TYPES: dict[str | None, str] = {
     "classes": "single_label_classification",
     "labels": "multi_label_classification",
@@ -63,7 +65,7 @@ class Problem(NamedTuple):
     notes: dict[str, Any]
     """What a reader of the numbers must know; JSON-able."""
     sha256: str
-    """Of all rows and labels, so that results of different data are not mixed."""
+    """Of all rows, labels and what they mean, so that results of different data are not mixed."""
     center: np.ndarray | float = 0.0
     """Of numbers the mean in training (C,); else 0."""
     spread: np.ndarray | float = 1.0
@@ -130,12 +132,13 @@ def make_problem(
     named |= dict(splits.others)
     center: Any = 0.0
     spread: Any = 1.0
-    if task.is_number.any():
+    if task.kind != "classes":
         _check_known(task, named)
+    if task.is_number.any():
         labels_RC = splits.train.labels
         center = np.where(task.is_number, np.nanmean(labels_RC, 0), 0.0)
         spread = np.where(task.is_number, np.nanstd(labels_RC, 0), 1.0)
-        spread[spread == 0] = 1.0
+        _check_spread(task, center, spread)
     parts, notes = {}, {**splits.notes, "rows": {}}
     for name, examples in named.items():
         rows, notes["rows"][name] = encode_examples(
@@ -144,10 +147,13 @@ def make_problem(
         parts[name] = _part(task, rows, examples, center, spread)
         if name != "train":
             # What no prediction can be scored on is refused before anything is trained.
-            parts[name].judge([np.zeros(len(task.classes))] * len(rows))
+            try:
+                parts[name].judge([np.zeros(len(task.classes))] * len(rows))
+            except UserError as error:
+                raise UserError(f"{task.name}, {name} rows: {error}") from None
     share = notes["rows"]["train"]["unknown_share"]
     _check_unknown(task, splits.train.texts, share, max_unknown, pretrained)
-    digest = _sha256((part.rows, named[name].labels) for name, part in parts.items())
+    digest = _sha256(task, ((part.rows, named[name].labels) for name, part in parts.items()))
     train = parts.pop("train")
     return Problem(task, train, parts, notes, digest, center, spread)
 
@@ -189,7 +195,7 @@ def make_span_problem(
     texts: list[tuple[str, ...]] = [(q.question, q.context) for q in data.train[0]]
     share = notes["rows"]["train"]["unknown_share"]
     _check_unknown(squad.TASK, texts, share, max_unknown, pretrained)
-    digest = _sha256((part.rows, part.labels) for part in parts.values())
+    digest = _sha256(squad.TASK, ((part.rows, part.labels) for part in parts.values()))
     return Problem(squad.TASK, parts.pop("train"), parts, notes, digest)
 
 
@@ -202,14 +208,33 @@ def _judge_spans(
 
 
 def _check_known(task: Task, named: dict[str, Examples]) -> None:
-    """Refuse numbers that cannot be learned or scored in a part."""
+    """Refuse what cannot be learned, and numbers that cannot be scored in a part."""
+    remedy = "give more rows, or choose another --data.split"
     for part, examples in named.items():
-        num_known_C = (~np.isnan(examples.labels)).sum(axis=0)
-        for c in np.flatnonzero(task.is_number & (num_known_C < 2)):
-            raise UserError(
-                f"{task.name}: '{task.classes[c]}' is known in {num_known_C[c]} of the {part} "
-                "rows, and 2 are needed; give more rows, or choose another --data.split"
-            )
+        for name, is_number, labels_R in zip(
+            task.classes, task.is_number, examples.labels.T, strict=True
+        ):
+            known = labels_R[~np.isnan(labels_R)]
+            needed = 2 if is_number else int(part == "train")
+            if len(known) < needed:
+                raise UserError(
+                    f"{task.name}: '{name}' is known in {len(known)} of the {part} rows, and "
+                    f"{needed} are needed; {remedy}"
+                )
+            if is_number and np.ptp(known) == 0:
+                raise UserError(
+                    f"{task.name}: '{name}' is {known[0]:g} in all {part} rows; {remedy}"
+                )
+
+
+def _check_spread(task: Task, center_C: np.ndarray, spread_C: np.ndarray) -> None:
+    """Refuse numbers that a model of float32 cannot tell apart."""
+    step_C = np.abs(center_C) * np.finfo(np.float32).eps
+    for c in np.flatnonzero(step_C > MOST_ROUNDED * spread_C):
+        raise UserError(
+            f"{task.name}: '{task.classes[c]}' is {center_C[c]:.9g} ± {spread_C[c]:.3g}, which "
+            "float32 rounds; subtract a constant from it"
+        )
 
 
 def _check_unknown(
@@ -229,9 +254,11 @@ def _check_unknown(
     )
 
 
-def _sha256(parts: Iterable[tuple[list[np.ndarray], np.ndarray]]) -> str:
-    """One hash over the rows and labels of some parts."""
-    digest = hashlib.sha256()
+def _sha256(task: Task, parts: Iterable[tuple[list[np.ndarray], np.ndarray]]) -> str:
+    """One hash over the rows and labels of some parts, and what a task says of them."""
+    digest = hashlib.sha256(
+        repr((task.kind, task.classes, task.columns, task.targets)).encode()
+    )
     for rows, labels in parts:
         digest.update(f"{len(rows)} {labels.shape}\n".encode())
         for row in rows:

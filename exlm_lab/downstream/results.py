@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from exlm_lab.downstream.grid import Tuning, paper_numbers, setting_of
 from exlm_lab.downstream.runs import Result
-from exlm_mini.data.files import write_atomically, write_json
+from exlm_lab.ledger import MADE_AGAIN
+from exlm_mini.data.files import read_json, write_atomically, write_json
 from exlm_mini.reading.trained import Trained
 
 RESULTS = "results.json"
@@ -64,6 +66,15 @@ def task_record(result: Result, recipe: Tuning, made_with: dict[str, Any]) -> di
         "baselines": result.baselines,
         "made_with": made_with,
     }
+
+
+def earlier_records(output: Path, pretrained: Trained) -> dict[str, dict[str, Any]]:
+    """The tasks in ``results.json`` of earlier commands, if they began from the same model."""
+    path = output / RESULTS
+    if not path.exists():
+        return {}
+    whole = read_json(path, MADE_AGAIN)
+    return whole["tasks"] if whole["checkpoint"]["sha256"] == pretrained.sha256 else {}
 
 
 def write_results(
@@ -133,11 +144,15 @@ def _beside_baselines(record: dict[str, Any]) -> list[str]:
         )
         for name in best_first
     ]
-    return markdown_table([("model", *map(_title, shown)), *rows])
+    titles = [_title(metric, record["notes"].get("classes", ())) for metric in shown]
+    return markdown_table([("model", *titles), *rows])
 
 
-def _title(metric: str) -> str:
+def _title(metric: str, classes: Sequence[str] = ()) -> str:
+    """In print; an F1 is of the second of two classes."""
     name, *target = metric.split(" ", 1)
+    if name == "f1" and len(classes) == 2:
+        target = [f"of {classes[1]}"]
     return " ".join([NAMES.get(name, name), *target])
 
 
@@ -196,10 +211,15 @@ def notes(record: dict[str, Any]) -> list[str]:
     if sha1s := known.get("split_sha1"):
         hashes = (f"{part} {sha1[:8]}" for part, sha1 in sha1s.items())
         lines.append(f"split {known['split']} {', '.join(hashes)}")
+    if "validation" in known:
+        lines.append(f"validation rows: {known['validation']}")
     counts = {
         "rows cut to fit the model": sum(n["truncated"] for n in rows.values()),
         "rows left out": len(known.get("rejected", ())),
         "cells left out": len(known.get("cells_left_out", ())),
+        "rows to score whose text is in training, too": sum(
+            known.get("also_in_train", {}).values()
+        ),
         "molecules lost stereo marks": known.get("stereo_removed"),
         "labels counted": int(record["scores"][record["part"]].get("num_tasks", [0])[0]),
         "seeds diverged and left out": len(record["diverged_seeds"]),

@@ -78,7 +78,7 @@ class TuningLedger:
 
     def path(self, config: TuneConfig, seed: int) -> Path:
         """Where the record of a run lies."""
-        return self.directory / "cells" / f"{self._name(config, seed)}.json"
+        return self.directory / "cells" / f"{self.name(config, seed)}.json"
 
     def run(
         self,
@@ -95,7 +95,7 @@ class TuningLedger:
         path = self.path(config, seed)
         run = identity_of(self.pretrained, self.problem, config, seed)
         identity = {"task": self.problem.task.name, **run}
-        running = self.directory / "running" / self._name(config, seed)
+        running = self.directory / "running" / self.name(config, seed)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)  # a long run is not made in vain
             write_json(path, identity | self._made(config, seed, running, on_progress))
@@ -128,12 +128,13 @@ class TuningLedger:
             return {"diverged": str(error)}
         if self.model is not None:
             reached = tuned.metrics["validation"][self.problem.task.metric]
-            name = self._name(config, seed)
+            name = self.name(config, seed)
             save_model(self.model, tuned.model, self.pretrained, self.problem, name, reached)
         numbers = {name: value for name, value in tuned._asdict().items() if name != "model"}
         return {**numbers, "device": str(choose_device(self.device))}
 
-    def _name(self, config: TuneConfig, seed: int) -> str:
+    def name(self, config: TuneConfig, seed: int) -> str:
+        """Task, setting and seed of a run."""
         return f"{self.problem.task.name}/{key(config)}/seed-{seed}"
 
 
@@ -174,6 +175,11 @@ def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...
         start, problem = ledger.pretrained.sha256, ledger.problem.sha256
         identity = {"pretrained_sha256": start, "problem_sha256": problem}
         check_identity(ledger.model, there, identity, "choose another --output")
+        if there["run"] not in {ledger.name(own, seed) for own in settings for seed in seeds}:
+            raise UserError(
+                f"{ledger.model} holds the model of {there['run']}, which these settings and seeds "
+                "do not make; choose another --output, or give its own"
+            )
     task, numbers = ledger.problem.task, itertools.count(1)
     num_runs = len(settings) + len(seeds) - 1
 

@@ -81,7 +81,7 @@ class TuneConfig:
     adam_eps: Positive = 1e-6
     """Added to the root of the mean square."""
     weight_decay: NotNegative = 0.1
-    """Decoupled, on every parameter."""
+    """Decoupled; not on biases and layer norms."""
     clip_norm: NotNegative = 0.0
     """Largest gradient norm; 0: no clipping."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -31,6 +31,8 @@ LARGEST = 1e30
 """Of a number; models are of float32, which ends at 3e38."""
 NO_WORDS = {"#N/A", "#NA", "#VALUE!", "#REF!", "#DIV/0!", "#NUM!", "#NAME?", "#NULL!"}
 """What a spreadsheet writes where it has no value."""
+NO_NUMBERS = {"na", "n/a", "nan", "null", "none"}
+"""What programs write where a number is missing; among words it may be a class."""
 METRICS: dict[Kind, str] = {
     "labels": "roc_auc", "numbers": "r2", "mixed": "score", "classes": "accuracy",
 }  # fmt: skip
@@ -159,7 +161,10 @@ def _read(source: str, target: str, cells_R: np.ndarray) -> _Column:
         raise UserError(f"{source}: {target} holds no answer; name another")
     times_D = np.bincount(words_R[words_R >= 0], minlength=len(words))
     numbers_D = np.array([_number(word) for word in words])
-    return _Column(f"{source}: '{target}'", words, numbers_D, times_D, words_R)
+    column = _Column(f"{source}: '{target}'", words, numbers_D, times_D, words_R)
+    words = ["" if word.casefold() in NO_NUMBERS else word for word in words]
+    numbers = column._replace(words=words)
+    return numbers if any(words) and numbers.are_most(np.isfinite(numbers_D)) else column
 
 
 def _number(word: str) -> float:

@@ -14,6 +14,7 @@ from exlm_lab.experiments.records import AGAIN, Record, add, read
 from exlm_lab.experiments.running import Runner
 from exlm_lab.ledger import check_identity
 from exlm_mini.config import RunConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.config.recipes import plain
 from exlm_mini.training.console import Progress
 from exlm_mini.training.processes import choose_device
@@ -53,6 +54,9 @@ class SweepLedger(NamedTuple):
         remedy = f"choose another --output, or {AGAIN}"
         where = f"the record of {cell.name} seed {seed} in {self.output / self.sweep}.jsonl"
         check_identity(where, identity, self._identity(cell, seed, record), remedy)
+        for masks in cell.tested_with:
+            if not any(metric.endswith(f"@{masks}") for metric in record["metrics"]):
+                raise UserError(f"{where} has no metric @{masks}; {remedy}")
         return record
 
     def run(
@@ -147,7 +151,7 @@ class SweepLedger(NamedTuple):
 
 
 def _short(record: dict[str, Any]) -> Record:
-    """A record whose numbers have few digits."""
+    """A record whose measured numbers have few digits."""
     for numbers in (record["metrics"], *record["curve"]):
         for name, value in numbers.items():
             if not math.isfinite(value):
@@ -155,5 +159,7 @@ def _short(record: dict[str, Any]) -> Record:
                     f"{name} is {value}, so the run is not recorded: its training went wrong; "
                     "lower the learning rate of its recipe"
                 )
-    text = json.dumps(record, allow_nan=False)
-    return json.loads(text, parse_float=lambda number: float(f"{float(number):.{DIGITS}g}"))
+    own = {name: record[name] for name in ("metrics", "curve", "seconds")}
+    text = json.dumps(own, allow_nan=False)
+    own = json.loads(text, parse_float=lambda number: float(f"{float(number):.{DIGITS}g}"))
+    return json.loads(json.dumps(record, allow_nan=False)) | own

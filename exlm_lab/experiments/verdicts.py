@@ -187,22 +187,24 @@ def differences(
 
 def judge(claim: Claim, experiment: Experiment, table: pd.DataFrame) -> Verdict:
     """A claim of an experiment with its evidence, its p-value not corrected."""
-    contrast = differences(claim, table)
-    p = p_value(contrast)
     cells = [
         cell
         for cell in experiment.cells
         if (cell.input == "toy" if claim.statistic else cell.name in claim.cells)
     ]
+    seeds = {seed for cell in cells for seed in cell.seeds}
+    # Seeds that no plan has, made to see more, count in no claim.
+    table = table[table.index.isin(seeds, level="seed")]
+    contrast = differences(claim, table)
+    p = p_value(contrast)
     if experiment.plan is None:
         origin = "sweep"
     elif not claim.is_planned:
         origin = "unplanned"
     else:
         origin = "planned" + ", primary" * claim.is_primary
-    num_seeds = len({seed for cell in cells for seed in cell.seeds})
     limit, aids = _limit(claim, table), _aids(claim, table)
-    return Verdict(claim, contrast, num_seeds, p, p, limit, aids, origin)
+    return Verdict(claim, contrast, len(seeds), p, p, limit, aids, origin)
 
 
 def _limit(claim: Claim, table: pd.DataFrame) -> float | None:

@@ -61,11 +61,17 @@ def site(book):
         server.shutdown()
 
 
+@pytest.fixture(scope="module")
+def window(chromium):
+    """One window for all pages: what they share, such as MathJax, is loaded once."""
+    return chromium.new_context()
+
+
 @pytest.fixture
-def open_page(chromium, site):
+def open_page(window, site):
     """Opens a page by name; a script error, a console error, a missing file or a request that
     leaves the book fails the test."""
-    contexts, troubles = [], []
+    pages, troubles = [], []
 
     def is_ours(url):
         return url.startswith((site, "file:", "data:", "blob:"))
@@ -78,9 +84,10 @@ def open_page(chromium, site):
         page.on("request", lambda r: None if is_ours(r.url) else troubles.append(r.url))
 
     def open_(name, viewport=WIDE, base=None, theme="light", has_snippets=True):
-        context = chromium.new_context(viewport=viewport, color_scheme=theme)
-        contexts.append(context)
-        page = context.new_page()
+        page = window.new_page()
+        pages.append(page)
+        page.set_viewport_size(viewport)
+        page.emulate_media(color_scheme=theme)
         if not has_snippets:
             # From file:// a browser lets no page read another; the search then shows its hits
             # without a piece of their text, and the console says so.
@@ -90,8 +97,8 @@ def open_page(chromium, site):
         return page
 
     yield open_
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.close()
     assert troubles == []
 
 

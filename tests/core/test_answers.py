@@ -75,4 +75,6 @@ def test_low_precision_of_the_encoder_does_not_round_the_mixture():
 def test_perplexity_is_that_of_the_masks_and_infinite_beyond_all_numbers():
     evaluation = Evaluation(30.0, num_masks=10, num_rows=4, num_without_path=0, num_correct=4)
     assert evaluation.perplexity == 8.0
-    assert evaluation._replace(bits=1e6).perplexity == float("inf")
+    assert evaluation._replace(bits=10 * 1023.0).perplexity == 2.0**1023
+    for bits in (10 * 1024.0, 1e6):
+        assert evaluation._replace(bits=bits).perplexity == float("inf")

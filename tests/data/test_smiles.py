@@ -11,6 +11,7 @@ from exlm_mini.data import shards
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.molecules import Cleaning, clean, embedded_molecules, read_molecule
 from exlm_mini.data.shards import hash_of
+from exlm_mini.data.tokenizer import train_smiles
 
 ALL = Cleaning(largest_fragment=True, strip_stereo=True, canonical=True)
 
@@ -112,6 +113,11 @@ def test_all_spellings_of_a_molecule_are_on_one_side_of_the_split():
     texts, ethanol = ["OCC", "C(O)C", "nonsense"], hash_of("CCO", 1)
     made = shards._rows(texts, 1, Cleaning(strip_stereo=True)).to_pydict()
     assert made == {"text": texts, "hash": [ethanol, ethanol, None]}
+
+
+def test_stereo_marks_go_only_where_a_vocabulary_has_none_of_them():
+    for smiles, is_stripped in (("CCO", True), ("C/C=C/C", False), ("C[C@H](O)N", False)):
+        assert Cleaning.needed_by(train_smiles([smiles])).strip_stereo is is_stripped
 
 
 def test_losses_are_silent(capfd):

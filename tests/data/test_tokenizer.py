@@ -64,6 +64,7 @@ def test_a_word_of_any_length_is_learnt_from_in_time():
 def test_bytes_and_special_tokens_must_fit():
     assert train_byte_level_bpe(["a"], 262).vocab_size == 262
     assert train_byte_level_bpe(["abcd"], 300).vocab_size == 262  # no pair occurs twice
+    assert train_byte_level_bpe(["xyz", "xyz"], 300).encode("xyz") == [263]
     assert train_byte_level_bpe(["abab abab"], 5).vocab_size == 262
 
 

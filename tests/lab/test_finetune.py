@@ -19,6 +19,7 @@ from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.squad import load_squad
 from exlm_lab.finetune import main, parse
 from exlm_mini.config import SPECIAL_TOKENS
+from exlm_mini.data.files import write_json
 from exlm_mini.data.tokenizer import Tokenizer, train_smiles
 from exlm_mini.reading.trained import load
 from exlm_mini.training.console import ProgressLine
@@ -88,6 +89,13 @@ def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys, m
     again = capsys.readouterr()
     assert again.out == shown and "step" not in again.err, "nothing is trained again"
     assert not (output / "running").exists()
+    other = words(*argv, "--output", output, "--train.epochs", "3")
+    fails(capsys, main, *other, parts=[output / "bbbp", "the model of bbbp/lr0.002-b32-e2"])
+    # Of another command, and of another model.
+    for sha256, tasks in ((results["checkpoint"]["sha256"], {"bace", "bbbp"}), ("0", {"bbbp"})):
+        kept = {"checkpoint": {"sha256": sha256}, "tasks": {"bace": record}}
+        write_json(output / "results.json", kept)
+        assert done(argv, output)["tasks"].keys() == tasks
 
 
 def test_text_is_tuned_beside_the_papers_numbers(runs, rte, tmp_path, capsys):

@@ -5,6 +5,7 @@ import itertools
 import math
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,17 +13,19 @@ import torch
 from official import Golden, assert_close, golden_files, state_dict_from_official
 from refusals import told
 from safetensors.torch import load_file
+from small_tasks import TASK, molecules
 from tiny_runs import tiny_run
 from torch.nn import functional as F
 from transformers import EvalPrediction
 
 import exlm_mini.hf as hf
-from exlm_lab.downstream import finetuning
 from exlm_lab.downstream.finetuning import fine_tune, model_for
 from exlm_lab.downstream.inputs import padded
 from exlm_lab.downstream.prepared import make_problem
+from exlm_lab.downstream.runs import Result, compare
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Examples, Splits, Task
+from exlm_lab.downstream.trainer import Watcher, _arguments, answers_loss, make_trainer
 from exlm_lab.ledger import StoppedError
 from exlm_mini.data.files import read_json, write_json
 from exlm_mini.model import ExLM
@@ -72,16 +75,6 @@ def test_scores_loss_and_gradients_equal_the_released_ones(path):
 
 # ---- a small task ----
 
-TASK = Task("which", "classes", ("no", "yes"), "accuracy", "smiles")
-
-
-def molecules(count, seed):
-    """Chains of carbon; yes where there is an oxygen."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, 2, count)
-    texts = [("C" * int(rng.integers(2, 8)) + ("O" if yes else "C"),) for yes in labels]
-    return Examples(texts, labels)
-
 
 @pytest.fixture(scope="module")
 def problem(pretrained):
@@ -94,6 +87,16 @@ CONFIG = TuneConfig(epochs=4, batch_size=8, learning_rate=1e-2, pooler_dropout=0
 
 def tuned(pretrained, problem, directory, config=CONFIG, seed=1, **watchers):
     return fine_tune(pretrained, problem, config, seed, directory, "cpu", **watchers)
+
+
+def trainer_of(pretrained, problem, config, seed, directory):
+    """The trainer of transformers, before its first step."""
+    model, watcher = (
+        model_for(pretrained, problem, config, seed),
+        Watcher(print, lambda: False, lambda: 0.0),
+    )
+    pad, device = pretrained.tokenizer.special_ids.pad, torch.device("cpu")
+    return make_trainer(model, pad, problem, config, seed, directory, device, watcher)
 
 
 def stop_after(step, pretrained, problem, directory):
@@ -123,9 +126,7 @@ def test_every_setting_arrives_at_the_trainer(pretrained, problem, tmp_path):
     )  # fmt: skip
     own, default = vars(config), vars(TuneConfig())
     assert not [name for name in own if own[name] == default[name]]
-    watcher = finetuning._Watcher(print, lambda: False, lambda: 0.0)
-    device = torch.device("cpu")
-    trainer = finetuning._trainer(pretrained, problem, config, 7, tmp_path, device, watcher)
+    trainer = trainer_of(pretrained, problem, config, 7, tmp_path)
     args, model = trainer.args, trainer.model.config
     assert (args.seed, args.num_train_epochs, args.learning_rate) == (7, 3, 0.04)
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 2)
@@ -149,13 +150,15 @@ def test_scores_stand_in_the_order_of_the_rows(pretrained, problem, tmp_path):
     assert part.judge(scores) == run.metrics["test"]
 
 
-@pytest.mark.parametrize("after", [3, 5])
+@pytest.mark.parametrize("after", [8, 5])  # within the second epoch, and at the end of one
 def test_a_stopped_run_ends_like_one_that_was_not(pretrained, problem, tmp_path, after):
     whole = tuned(pretrained, problem, tmp_path / "whole")
     stop_after(after, pretrained, problem, tmp_path / "cut")
     resumed = tuned(pretrained, problem, tmp_path / "cut")
     validations = [[r["validation"] for r in run.history] for run in (whole, resumed)]
     assert validations[0] == validations[1]
+    losses = [[r["loss"] for r in run.history] for run in (whole, resumed)]
+    assert losses[0] == pytest.approx(losses[1])
     for name, tensor in whole.model.state_dict().items():
         torch.testing.assert_close(tensor, resumed.model.state_dict()[name], msg=name)
 
@@ -199,13 +202,18 @@ def test_neither_half_a_checkpoint_nor_what_is_left_of_an_old_one_does_harm(
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_score_that_is_not_finite_stops_the_run(value, pretrained, problem, tmp_path):
-    watcher = finetuning._Watcher(print, lambda: False, lambda: 0.0)
-    device = torch.device("cpu")
-    trainer = finetuning._trainer(pretrained, problem, CONFIG, 1, tmp_path, device, watcher)
+    trainer = trainer_of(pretrained, problem, CONFIG, 1, tmp_path)
     scores_RC = np.zeros((len(problem.parts["validation"].rows), 2))
     scores_RC[3, 1] = value
     with pytest.raises(DivergedError, match=r"^a score is not finite; lower learning_rate"):
         trainer.compute_metrics(EvalPrediction(scores_RC, None))
+
+
+def test_the_seconds_of_all_starts_are_counted(pretrained, problem, tmp_path):
+    stop_after(1, pretrained, problem, tmp_path)
+    record = read_json(tmp_path / "run.json", "")
+    write_json(tmp_path / "run.json", {**record, "seconds": 1000.0})
+    assert tuned(pretrained, problem, tmp_path).seconds > 1000
 
 
 def test_a_directory_of_another_run_is_refused(pretrained, problem, tmp_path):
@@ -227,7 +235,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(pretrained, problem, tmp_path):
 def test_missing_labels_do_not_count_in_the_loss():
     labels_BC = torch.tensor([[1.0, math.nan], [math.nan, 0.0], [0.0, 1.0]])
     logits_BC = torch.tensor([[0.5, 9.0], [-9.0, 1.0], [2.0, -1.0]], requires_grad=True)
-    loss = finetuning.answers_loss({"logits": logits_BC}, labels_BC)
+    loss = answers_loss({"logits": logits_BC}, labels_BC)
     each = [
         F.softplus(torch.tensor(-x if y else x))
         for x, y in ((0.5, 1), (1.0, 0), (2.0, 0), (-1.0, 1))
@@ -235,11 +243,36 @@ def test_missing_labels_do_not_count_in_the_loss():
     assert loss.item() == pytest.approx(sum(each).item() / 4)
     loss.backward()
     assert logits_BC.grad[0, 1] == logits_BC.grad[1, 0] == 0
-    mixed = finetuning.answers_loss(
-        {"logits": logits_BC}, labels_BC, is_number_C=np.array([False, True])
-    )
+    mixed = answers_loss({"logits": logits_BC}, labels_BC, is_number_C=np.array([False, True]))
     squares = (1.0 - 0.0) ** 2 + (-1.0 - 1.0) ** 2
     assert mixed.item() == pytest.approx((each[0].item() + each[2].item() + squares) / 4)
+
+
+def test_micro_batches_add_up_to_the_whole_batch(pretrained, tmp_path):
+    task = Task("which", "labels", ("odd", "long"), "roc_auc", "smiles")
+    labels_RC = np.array([[n % 2, n > 5] for n in range(16)], dtype=float)
+    labels_RC[:9, 1], labels_RC[12:, 0] = np.nan, np.nan
+    labels_RC[0, 1] = 0.0
+    examples = Examples([("C" * (1 + n),) for n in range(16)], labels_RC)
+    problem = make_problem(task, Splits(examples, examples, None, {}), pretrained)
+    base = TuneConfig(epochs=2, batch_size=8, adam_eps=0.1, clip_norm=0.5)
+    whole, parts = (
+        tuned(pretrained, problem, tmp_path / f"{micro}", replace(base, micro_batch_size=micro))
+        for micro in (8, 2)
+    )
+    torch.testing.assert_close(
+        dict(whole.model.state_dict()), dict(parts.model.state_dict()), rtol=1e-3, atol=1e-5
+    )
+    losses = [[epoch["loss"] for epoch in run.history] for run in (whole, parts)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_of_several_gpus_only_the_named_one_is_used(problem, tmp_path, monkeypatch):
+    for name, value in (("is_available", True), ("device_count", 2), ("set_device", None)):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    device = torch.device("cuda:1")
+    args = _arguments(problem, replace(CONFIG, precision="fp32"), 1, tmp_path, device)
+    assert (args.device, args.n_gpu, args.train_batch_size) == (device, 1, CONFIG.batch_size)
 
 
 def test_numbers_are_trained_standardised_and_given_back_in_their_units(pretrained, tmp_path):
@@ -293,35 +326,16 @@ def test_tokens_are_repeated_as_in_pretraining(problem, tmp_path):
     assert model.config.num_copies == repeated.config.masking.num_copies == 2
 
 
-# ---- problems ----
-
-
-def with_train(examples):
-    return Splits(examples, molecules(4, 1), None, {})
-
-
-def test_a_vocabulary_of_other_data_is_refused(pretrained):
-    strange = Examples([("[Xe][Rn]",)] * 4, np.array([0, 1, 0, 1]))
-    told(
-        lambda: make_problem(TASK, with_train(strange), pretrained),
-        "100.0%", "vocabulary", "[Xe], [Rn]", "--max-unknown",
-    )  # fmt: skip
-    assert make_problem(TASK, with_train(strange), pretrained, 1.0).train.rows
-
-
-@pytest.mark.parametrize("part", ["train", "validation"])
-def test_a_number_that_a_part_hardly_knows_is_refused(pretrained, part):
-    task = Task("how long", "numbers", ("length", "size"), "r2", "smiles")
-    examples = {name: molecules(8, 0) for name in ("train", "validation")}
-    for name, own in examples.items():
-        labels_RC = np.arange(16.0).reshape(8, 2)
-        labels_RC[int(name == part) :, 1] = np.nan if name == part else 1.0
-        examples[name] = own._replace(labels=labels_RC)
-    splits = Splits(examples["train"], examples["validation"], None, {})
-    told(
-        lambda: make_problem(task, splits, pretrained),
-        f"how long: 'size' is known in 1 of the {part} rows",
-    )
+def test_baselines_are_of_the_rows_that_are_reported(problem, monkeypatch, tmp_path):
+    seen = []
+    for name, place in (("figure.draw", 1), ("baselines.baselines", 2)):
+        monkeypatch.setattr(
+            f"exlm_lab.downstream.{name}", lambda *args, place=place: seen.append(args[place])
+        )
+    model = SimpleNamespace(scores=lambda texts: (None, {}))
+    monkeypatch.setattr(hf, "load_predictor", lambda path: model)
+    compare(Result(TASK, CONFIG, [], [], {}), problem, (1,), tmp_path)
+    assert all(examples is problem.parts["test"].examples for examples in seen) and seen
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from packs import pack_of
 from rdkit.Chem.rdMolDescriptors import CalcNumAromaticRings
 from tiny_runs import DATA
 from torch import nn
@@ -17,7 +18,7 @@ from exlm_lab.experiments.frozen import QUANTITIES, explained, features, held_ou
 from exlm_mini.config import ModelConfig
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.molecules import read_molecule
-from exlm_mini.data.tokenizer import Tokenizer
+from exlm_mini.data.tokenizer import Tokenizer, train_smiles
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
 
@@ -50,6 +51,14 @@ def test_molecules_to_learn_from_share_no_scaffold_with_those_to_test(found, cor
         assert rings == CalcNumAromaticRings(molecule)
     assert frames[False] and frames[True] and not frames[False] & frames[True]
     assert len(set(found.number_R)) == len(rows) > 0.9 * len(corpus.validation)
+
+
+def test_stereo_marks_make_no_other_scaffold(tmp_path):
+    mirrored = ["O=C1N[C@H]2CCC[C@H]2C1", "O=C1N[C@@H]2CCC[C@H]2C1"]
+    tokenizer = train_smiles(mirrored)
+    rows = [[1, *tokenizer.encode(smiles), 2] for smiles in mirrored * 4]
+    pack = pack_of(tmp_path / "pack.json", rows, tokenizer.vocab_size)
+    assert len(set(held_out(pack, tokenizer).is_test_R)) == 1
 
 
 def test_no_more_molecules_than_asked_for_are_drawn_by_the_toss_of_a_coin(

@@ -126,11 +126,12 @@ def result(cells, searched=()):
 def test_a_record_reports_the_test_and_keeps_everything_else():
     recipe = Tuning("none", {}, (1, 2))
     cells = [cell(1e-5, 1, 0.7, 0.6), cell(1e-5, 2, 0.9, 0.8)]
-    record = task_record(result([*cells, diverged(1e-5, 3)], cells), recipe, {})
+    searched = [cells[0], cell(2e-5, 1, 0.1)]
+    record = task_record(result([*cells, diverged(1e-5, 3)], searched), recipe, {})
     assert (record["part"], record["seeds"], record["diverged_seeds"]) == ("test", [1, 2], [3])
     assert record["scores"]["test"] == {"accuracy": [0.6, 0.8]}
     assert record["scores"]["validation"] == {"accuracy": [0.7, 0.9]}
-    assert record["seconds"] == 4.0, "a run that was searched with and reported counts once"
+    assert record["seconds"] == 6.0, "a run that was searched with and reported counts once"
     json.dumps(record, allow_nan=False)
 
 
@@ -157,6 +158,17 @@ def test_a_row_stands_beside_those_of_the_paper(task, recipe, scores, rows):
     for line, parts in zip(lines, rows, strict=True):
         assert all(part in line for part in parts), line
     assert head.count("paper") == (0 if recipe == "none" else 2), head
+
+
+def test_beside_baselines_an_f1_names_its_class():
+    scores = {"accuracy": 0.5, "f1": 0.4}
+    own = result([cell(1e-5, 1, 0.5) | {"metrics": {"validation": scores, "test": scores}}])
+    own = own._replace(
+        baselines={"prior": [scores]}, notes=own.notes | {"classes": TASK.classes}
+    )
+    record = task_record(own, Tuning("none", {}, (1,)), {"device": "slow"})
+    head, *_ = table({"checkpoint": {"objective": "exlm"}, "tasks": {"mine": record}})
+    assert "F1 of yes" in head
 
 
 # ---- the ledger ----

@@ -126,7 +126,7 @@ def close(**expected):
     return {name: pytest.approx(value, abs=1e-9) for name, value in expected.items()}
 
 
-@pytest.mark.parametrize("beliefs", [(0.5,), (0.6,), (0.6, 0.1)])
+@pytest.mark.parametrize("beliefs", [(0.5,), (0.6,), (0.6, 0.1), (0.9, 0.9, 0.001)])
 def test_every_number_of_a_model_that_reads_nothing_is_known(corpora, beliefs):
     corpus, language, k, rows = corpora["pairs"], grammar("pairs"), len(beliefs), 64
     masking = MaskingConfig(strategy="bernoulli", mask_ratio=0.8, num_copies=k)
@@ -298,6 +298,23 @@ def test_bits_of_a_row_are_the_mean_over_its_true_fillings(corpora):
             bits += row_bits_and_correct(model, filled)[0].tolist()
     assert len(bits) == 8 * 65
     assert found["bits_per_row"] == pytest.approx(np.mean(bits))
+
+
+def test_bits_of_a_filling_are_held_against_its_own_true_bits(corpora):
+    config, corpus = replace(TOWN, objective="exlm"), corpora["town"]
+    model = untrained(config, corpus).eval()
+    found = measure(model, config, corpus, num_rows=20, seed=3, with_probe=False)
+    masker = replace(make_masker(config, SpecialIds()), seed=3)
+    (batch,) = validation_batches(corpus.validation, masker, 20, 64)
+    words_SN, is_masked_SN = ((part[:, 1:-1]).numpy() for part in batch[:0:-1])
+    contexts, excess = Contexts(grammar("town"), words_SN - 6, is_masked_SN), []
+    for words_SN in contexts.sample(8, (3, 0)):
+        filled_BN = batch.token_ids_BN.clone()
+        filled_BN[:, 1:-1] = torch.from_numpy(words_SN) + 6
+        bits_B = row_bits_and_correct(model, batch._replace(token_ids_BN=filled_BN))[0]
+        excess.append(bits_B.numpy() - contexts.surprise_bits(words_SN))
+    bits = contexts.joint_bits_S.mean() + np.mean(excess)
+    assert found["bits_per_row"] == pytest.approx(bits, rel=1e-5)
 
 
 def test_costs_are_of_processor_time_and_of_operations_with_links(corpora, monkeypatch):

@@ -12,30 +12,15 @@ import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from own_tables import SMILES, asked, frame_of, load
 from refusals import told
 
-from exlm_lab.downstream.examples import load_table
-from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.tables import chunks, read_table, table_writer
 from exlm_lab.downstream.targets import encode
-from exlm_lab.downstream.task import Task
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")
-SMILES = ["C" * n + ring for n in range(1, 11) for ring in ("C1CC1", "c1ccccc1", "O", "N")]
 FORMATS = [f"{suffix}{more}" for suffix in (".csv", ".jsonl", ".parquet")
            for more in ("", ".gz", ".xz")]  # fmt: skip
-
-
-def asked(*targets, kind=None, columns=("SMILES",), input="smiles"):
-    return Task("mine", kind, (), "", input, columns, targets)
-
-
-def frame_of(**columns):
-    return pandas.DataFrame({"SMILES": SMILES, **columns})
-
-
-def load(frame, task, split="random", **parts):
-    return load_table("mine.csv", {"train": frame, **parts}, task, ReadingConfig(split=split))
 
 
 def write(frame, path):
@@ -203,6 +188,9 @@ def test_cells_come_back_as_written_and_say_their_kind(data, kind):
         (["1", "2.0", "1.0", "10"] * 3, "classes", "classes", ("1", "2", "10")),
         (["TRUE", "FALSE"] * 5, None, "labels", ("x",)),
         (["yes", "no", "#N/A"] * 5, None, "classes", ("no", "yes")),
+        (["0", "1", "NA"] * 5, None, "labels", ("x",)),
+        (["1.5", "2", "nan", "None"] * 5, None, "numbers", ("x",)),
+        (["low", "high", "none"] * 5, None, "classes", ("high", "low", "none")),
         ([0, 1] * 5, "classes", "labels", ("x",)),
         ([0, 1] * 5, "numbers", "numbers", ("x",)),
         (["yes", "no"] * 5, None, "classes", ("no", "yes")),
@@ -221,18 +209,19 @@ def test_accents_are_the_same_however_they_are_coded():
 
 
 def test_few_wrong_cells_are_left_out_and_named_many_are_refused():
-    cells = np.array([*map(str, range(2, 40)), "n/a", "inf"], dtype=object)[:, None]
+    cells = np.array([*map(str, range(2, 39)), "n/a", "low", "inf"], dtype=object)[:, None]
     _, labels_RC, reasons = encode([("t", 0)], cells, asked("x"))
     assert reasons == {
-        38: "'x' is 'n/a', not a number below 1e+30 or nothing",
+        37: "it has no answer",
+        38: "'x' is 'low', not a number below 1e+30 or nothing",
         39: "'x' is 'inf', not a number below 1e+30 or nothing",
     }  # fmt: skip
-    assert np.isnan(labels_RC[38:]).all() and labels_RC[37] == 39
+    assert np.isnan(labels_RC[37:]).all() and labels_RC[36] == 38
     cells[:10] = "strange"
     told(
         lambda: encode([("t", 0)], cells, asked("x", kind="numbers")),
         "t row 0",
-        "12 rows are like it",
+        "13 rows are like it",
     )
 
 
@@ -284,7 +273,7 @@ def test_rows_that_cannot_be_read_are_named_and_left_out():
 
 
 def test_a_row_whose_other_answer_can_be_used_loses_a_cell():
-    frame = frame_of(x=[*map(str, range(39)), "n/a"], y=[0, 1] * 20)
+    frame = frame_of(x=[*map(str, range(39)), "low"], y=[0, 1] * 20)
     _, splits = load(frame, asked("x", "y"))
     (cell,) = splits.notes["cells_left_out"]
     assert cell["row"] == 39 and not splits.notes["rejected"]
@@ -300,58 +289,6 @@ def test_pairs_need_both_texts():
     assert [note["row"] for note in splits.notes["rejected"]] == [1]
 
 
-# ---- splits ----
-
-
-def texts(part):
-    return [text for (text,) in part.texts]
-
-
-def test_a_column_splits_by_its_words():
-    words = ["Train"] * 20 + ["valid"] * 8 + ["TEST"] * 12
-    _, splits = load(frame_of(x=[0, 1] * 20, Set=words), asked("x"), split="set")
-    assert [texts(part) for part in splits[:3]] == [SMILES[:20], SMILES[20:28], SMILES[28:]]
-    told(lambda: load(frame_of(x=[0, 1] * 20, Set="mine"), asked("x"), "Set"), "holds 'mine'")
-    told(lambda: load(frame_of(x=[0, 1] * 20), asked("x"), "scafold"), "did you mean scaffold?")
-
-
-def test_given_files_are_the_parts_and_validation_is_held_out_where_none_is():
-    frame, test = frame_of(x=[0, 1] * 20), frame_of(x=[1, 0] * 20)[:6]
-    _, splits = load(frame, asked("x"), test=test)
-    assert texts(splits.test) == SMILES[:6] and splits.notes["split"] == "files"
-    assert len(splits.validation.texts) == 4
-    assert sorted(texts(splits.train) + texts(splits.validation)) == sorted(SMILES)
-
-
-def test_rows_of_several_files_are_named_by_file_and_row_in_it():
-    def load(test):
-        parts, files = (
-            {"train": frame_of(x=[0, 1] * 20), "test": test},
-            {"train": "a", "test": "b"},
-        )
-        task = asked("x", kind="numbers")
-        return load_table("a", parts, task, ReadingConfig(), files=files)
-
-    bad = frame_of(x=[1, 0] * 20).assign(SMILES=["C1CC(", *SMILES[1:]])
-    (note,) = load(bad)[1].notes["rejected"]
-    assert (note["table"], note["row"]) == ("b", 0) and "C1CC(" in note["why"]
-    told(lambda: load(bad.rename(columns={"x": "y"})), "b has no column 'x'", "SMILES, y")
-    told(lambda: load(frame_of(x="no")), "b row 0 (from 0): 'x' is 'no'")
-
-
-def test_without_a_word_molecules_are_split_by_scaffolds_and_text_at_random():
-    _, splits = load(frame_of(x=[0, 1] * 20), asked("x"), split=None)
-    *learnt, tested = ({t.lstrip("C") * ("1" in t) for t in texts(part)} for part in splits[:3])
-    assert splits.notes["split"] == "scaffold" and splits.notes["scaffolds"] == 3
-    assert tested and tested.isdisjoint(set.union(*learnt))
-    _, splits = load(frame_of(x=[0, 1] * 20), asked("x", input="text"), split=None)
-    assert splits.notes["split"] == "random" and splits.notes["sizes"] == [32, 4, 4]
-    json.dumps(splits.notes)
-
-
-def test_a_part_without_rows_is_refused():
-    frame, none = frame_of(x=range(40)), frame_of(x=range(40))[:0]
-    told(lambda: load(frame[:2], asked("x")), "the train part", "is empty", "2 rows")
-    told(lambda: load(none, asked("x")), "0 rows")
-    told(lambda: load(frame, asked("x"), validation=none), "the validation part")
-    told(lambda: load(frame.assign(SMILES=7), asked("x")), "no row", "row 0", "it is no text")
+def test_wrong_cells_are_counted_among_those_that_hold_something():
+    frame = frame_of(pIC50=[None] * 30 + [*range(8), "x", "y"])
+    told(lambda: load(frame, asked("pIC50", kind="numbers")), "row 38", "2 rows are like it")

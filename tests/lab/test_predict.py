@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -26,7 +27,7 @@ from exlm_mini.reading.trained import load
 
 SMILES = ["C" * n + tail for n in range(1, 11) for tail in ("O", "N", "C1CC1", "C1CCCCC1")]
 TEXTS = [f"The list has {n} items." if n % 2 else f"There is no {n}." for n in range(40)]
-ONE = ["--train.epochs", "1", "--seeds", "1", "2", "--device", "cpu", "--data.split", "random"]
+ONE = ["--train.epochs", "1", "--seeds", "1", "--device", "cpu", "--data.split", "random"]
 KINDS = ("numbers", "labels", "mixed", "classes", "pair")
 
 
@@ -57,7 +58,8 @@ def tuned(runs, table, tmp_path_factory):
         ("pair", "text", ["a", "b"], ["pIC50"]),
     ):
         argv = [table, "--column", *column, "--target", *target, "--from", runs / run, *ONE]
-        assert run_in(finetune, *argv, "--output", folder / kind) == 0
+        seeds = ["1", "2"] if kind == "numbers" else ["1"]
+        assert run_in(finetune, *argv, "--seeds", *seeds, "--output", folder / kind) == 0
     return folder
 
 
@@ -235,6 +237,8 @@ def test_a_table_is_not_replaced_by_what_is_said_of_it(tuned, runs, tmp_path, ca
         (["--column", "SMILES"], ["--target is missing", "Name, SMILES, pIC50"]),
         (["--column", "SMILES", "--target", "pIC5"], ["no column 'pIC5'", "it has"]),
         (["--column", "SMILES", "--target", "pIC50", "--task", "bbbp"], ["--task is for"]),
+        (["--column", "SMILES", "--target", "pIC50", "--recipe", "tiny"], ["--recipe is for"]),
+        (["--column", "SMILES", "--target", "pIC50", "--test", "{table}"], ["named twice"]),
         (["--column", "SMILES", "smiles", "--target", "pIC50"], ["'SMILES' is named twice"]),
         (
             ["--column", "SMILES", "--target", "pIC50", "--train.micro_batch_size", "12"],
@@ -247,8 +251,17 @@ def test_a_table_is_not_replaced_by_what_is_said_of_it(tuned, runs, tmp_path, ca
     ],
 )
 def test_mistakes_are_one_line(argv, parts, runs, table, tmp_path, capsys):
-    argv = [table, *argv, "--from", runs / "smiles", "--output", tmp_path / "out"]
+    argv = [str(word).format(table=table) for word in (table, *argv, "--from", runs / "smiles")]
+    argv += ["--output", tmp_path / "out"]
     fails(capsys, finetune.main, *argv, parts=parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "task"), [("mine.csv.gz", "mine"), (".hidden.csv", "hidden"), ("...", "table")]
+)
+def test_a_task_has_the_name_of_its_table(name, task):
+    argv = [name, "--column", "a", "--target", "b", "--from", "molecules"]
+    assert finetune.parse(argv).options.task == [task]
 
 
 @pytest.mark.parametrize("kind", ["labels", "numbers"])
@@ -319,3 +332,17 @@ def test_long_and_unknown_rows_are_told_once(runs, tmp_path, capsys, monkeypatch
     long, unknown = (one for one in capsys.readouterr().err.splitlines() if "texts" in one)
     assert long.startswith("from row 16 on: ") and "such as texts[4] with 92" in long
     assert unknown.startswith("from row 16 on: ") and "[La]" in unknown
+
+
+def test_a_molecule_that_is_too_long_is_cut(tuned):
+    model = exlm_mini.load(tuned / "numbers")
+    most = model.tokenizer.model_max_length
+    long, cut = (model.predict(["C" * n])["pIC50"] for n in (2 * most, most - 2))
+    assert long == cut
+
+
+def test_unknown_tokens_are_counted_among_those_of_both_texts(tuned):
+    model, lines = exlm_mini.load(tuned / "numbers"), []
+    pairs = replace(model, task=model.task | {"columns": ["a", "b"]})
+    said = pairs.predict([("C[La]", "[La]")], report=lines.append)
+    assert np.isnan(said["pIC50"]).all() and "2 of its 3 tokens" in lines[0]

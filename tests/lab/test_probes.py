@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from exlm_lab.experiments import probes
 from exlm_lab.experiments.probes import (
     NUM_TEST,
     NUM_TO_LABEL,
@@ -73,3 +74,11 @@ def test_a_sentence_is_the_mean_of_its_words(num_copies):
     expected_D = hidden_1TD[0, num_copies:-num_copies:num_copies].mean(dim=0)
     found_SD = sentence_states(model, num_copies, ids_SN)
     np.testing.assert_allclose(found_SD[1], expected_D.detach().numpy(), atol=1e-6)
+
+
+def test_the_labelled_sentences_are_drawn_by_the_seed(monkeypatch):
+    monkeypatch.setattr(probes, "readable", lambda state_SD, latent_SC, seed=0: seed)
+    language = grammar("town")
+    model = MaskedLM(SMALL, 6 + len(language.words)).eval()
+    token_ids_W = 6 + np.arange(len(language.words))
+    assert probes.probe_accuracy(model, 1, language, token_ids_W, 7) == 7

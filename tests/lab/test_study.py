@@ -109,6 +109,27 @@ def test_a_contrast_is_with_a_cell_a_metric_of_the_same_run_zero_or_a_weighted_s
         assert differences(Claim("", "x", cell, base, 1, 1.0, weights=weights), table) == want
 
 
+def test_a_claim_of_fewer_bits_has_a_limit_and_the_plan_the_seeds_of_all_its_cells():
+    index = pd.MultiIndex.from_product([["ours", "base"], [1, 2, 3]], names=["cell", "seed"])
+    bits, joint = [5.0, 6.0, 7.0, 8.0, 8.0, 9.0], [4.0] * 6
+    table = pd.DataFrame({"bits_per_row": bits, "joint_bits_per_row": joint}, index)
+    table["objective"] = "mlm"
+    cells = tuple(
+        Cell(name, "slots", "sweep/toy", CELL, seeds=seeds)
+        for name, seeds in (("ours", (1, 2)), ("base", (2, 3)))
+    )
+    experiment = Experiment("tiny", "", cells, (CLAIM,), "a plan")
+    more_seeds = table.rename(index={1: 7, 2: 8, 3: 9}, level="seed")
+    assert verdicts.judge(CLAIM, experiment, pd.concat([table, more_seeds])) == verdicts.judge(
+        CLAIM, experiment, table
+    )
+    fewer, more = (
+        verdicts.judge(CLAIM._replace(sign=sign), experiment, table) for sign in (-1, 1)
+    )
+    assert fewer.limit == pytest.approx(-13 / 3 - 4.302653 / 3)
+    assert more.limit is None and fewer.planned == 3
+
+
 # ---- records ----
 
 
@@ -274,7 +295,8 @@ def test_all_primary_claims_share_a_correction_even_those_without_numbers(
         Claim("", "x", cell, None, 1, 1.0, is_primary)
         for cell, is_primary in (("a", True), ("missing", True), ("b", True), ("a", False))
     ]
-    monkeypatch.setitem(tiny, "tiny", replace(tiny["tiny"], claims=tuple(claims)))
+    cells = tuple(Cell(name, "slots", "sweep/toy", CELL) for name in "ab")
+    monkeypatch.setitem(tiny, "tiny", replace(tiny["tiny"], cells=cells, claims=tuple(claims)))
     for seed, a, b in ((1, 1.0, 1.0), (2, 1.1, 2.0), (3, 0.9, 1.0)):
         store(tmp_path, "a", seed, metrics={"x": a})
         store(tmp_path, "b", seed, metrics={"x": b})

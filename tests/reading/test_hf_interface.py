@@ -246,6 +246,13 @@ def test_what_stands_at_padding_has_no_effect(setting):
     assert torch.equal(ours.loss, same.loss) and torch.equal(ours.logits, same.logits)
 
 
+def test_padding_is_no_answer_in_half_precision():
+    model = make("QuestionAnswering").half()
+    start, end = model(**INPUTS, return_dict=False)
+    assert start.isfinite().all() and end.isfinite().all()
+    assert (start[1, 5:] < start[1, :5].min() - 1e4).all()
+
+
 @every_head
 def test_padding_before_a_token_is_refused(head):
     model = make(head)

@@ -160,8 +160,8 @@ def test_names_are_given_only_to_what_the_disk_has(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(os, "rename", noted_rename)
     directory = tmp_path / "run"
-    save_checkpoint(directory, 7, TENSORS, STATE)
-    files = ["model.safetensors", "optimizer.safetensors", MANIFEST]
+    save_checkpoint(directory, 7, TENSORS, STATE, {"config.json": b"{}"})
+    files = ["model.safetensors", "optimizer.safetensors", "config.json", MANIFEST]
     assert done == [*files, "step-000007.tmp", "-> step-000007", "run"]
     done.clear()
     write_atomically(directory / "log", b"")
@@ -243,3 +243,22 @@ def test_a_crash_while_old_checkpoints_go_loses_none_that_stays(tmp_path):
         prune_checkpoints(directory, 1, 5)
         assert steps_in(directory) == [5]
     assert count > 6
+
+
+def test_a_checkpoint_stays_as_it_is_when_an_optimiser_goes_on_from_it():
+    model = torch.nn.Linear(2, 2)
+    adam = torch.optim.AdamW(model.parameters())
+
+    def learn() -> None:
+        model(torch.ones(2)).sum().backward()
+        adam.step()
+
+    learn()
+    tensors = {
+        name: tensor.clone()
+        for name, tensor in checkpoint.optimizer_tensors(adam, model).items()
+    }
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    checkpoint.restore_optimizer(adam, model, tensors)
+    learn()
+    assert_bitwise_equal(tensors, before)

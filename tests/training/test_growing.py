@@ -197,6 +197,9 @@ def test_a_run_from_another_that_is_cut_off_ends_with_the_same_bits(mlm, step, t
         ("--model.num_heads 4", "model.num_heads 2, this run 4"),
         ("--data.max_documents 100", "because its data.max_documents is"),
         ("--seed 9", "learned from rows that this run holds out"),
+        ("--data.validation_share 0.1", "because its data.validation_share is"),
+        ("--data.vocab_size 20 --data.max_unknown 1", "was trained with another tokenizer"),
+        ("--from {grown} --model.boundary paper", "model.boundary official, this run paper"),
         (
             "--objective repeated-mlm --from {grown}",
             "is of objective exlm, this run of repeated-",
