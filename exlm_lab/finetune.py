@@ -202,15 +202,18 @@ def _check_table(options: Any) -> None:
         if getattr(options, name) is None:
             header = ", ".join(map(str, next(chunks(options.table))))[:300]
             raise UserError(f"--{name} is missing; {options.table} has the columns: {header}")
-    given_too = {"task": options.task, "data": options.source, "recipe": options.recipe}
-    for name, value in given_too.items():
+    of_paper = {
+        "task": options.task, "data": options.source, "recipe": options.recipe,
+        "grid": options.grid,
+    }  # fmt: skip
+    for name, value in of_paper.items():
         if value:
             raise UserError(f"--{name} is for a task of the paper; drop it, or drop TABLE")
     if len(options.column) > 2:
         raise UserError(
             f"--column names {len(options.column)} columns; a model reads one or two"
         )
-    options.task = [options.table.name.lstrip(".").partition(".")[0] or "table"]
+    options.task = [options.table.name.lstrip(".").partition(".")[0]]
 
 
 def run(request: Request) -> bool:
@@ -285,7 +288,7 @@ def _tune(
     from exlm_mini.training.provenance import commit, versions
 
     options, output, recipe = request.options, request.options.output, request.recipe
-    records = earlier_records(output, pretrained)
+    records = earlier_records(output, pretrained, say)
     made_with = {**versions(device), "commit": commit()}
     for task, configs in settings.items():
         problem, model = request.problem(task, pretrained), output
@@ -297,7 +300,10 @@ def _tune(
         result = tune(ledger, configs, recipe.seeds)
         if options.table is not None:
             result = compare(result, problem, recipe.seeds, model)
-        records[task] = task_record(result, recipe, made_with)
+        record = task_record(result, recipe, made_with)
+        # Others of another version hold other things.
+        records = {n: own for n, own in records.items() if own.keys() == record.keys()}
+        records[task] = record
         lines = write_results(output, pretrained, records)
     return lines
 

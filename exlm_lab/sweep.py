@@ -218,10 +218,11 @@ def report(options: argparse.Namespace) -> int:
     """Print the paper's table of each sweep beside the records, and the verdicts of the study."""
     from exlm_lab.experiments import tables, verdicts
 
-    if options.only or options.seeds or options.data or options.device != "auto":
+    of_runs = options.data or options.device != "auto" or options.work != WORK
+    if options.only or options.seeds or of_runs:
         raise UserError(
-            "--report is of whole sweeps, and runs nothing; leave out --only, --seeds, --data and "
-            "--device"
+            "--report is of whole sweeps, and runs nothing; leave out --only, --seeds, --work, "
+            "--data and --device"
         )
     names = list(select(options.names))
     study = {one.name for one in catalogue.planned()}

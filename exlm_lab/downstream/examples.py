@@ -169,7 +169,7 @@ def _split(
     if len(parts) > 1:
         if how.split is not None:
             raise UserError(
-                f"{source}: the {' and '.join([*parts][1:])} rows are a file of their own, so "
+                f"{source}: the {' and '.join([*parts][1:])} rows come from files of their own, so "
                 f"--data.split {how.split} has nothing to split; drop it"
             )
         rule, ends = "files", np.cumsum([0, *map(len, parts.values())])
@@ -190,7 +190,7 @@ def _split(
     if not chosen.get("validation") and "validation" not in parts:
         more, last, held_out = random_parts(chosen.pop("train"), how.split_seed)
         chosen = {"train": more + last, **chosen, "validation": held_out}
-        notes["validation"] = "at random from training"
+        notes["validation"] = "at random from the training rows"
     return chosen, notes
 
 

@@ -21,7 +21,7 @@ from transformers import Trainer, set_seed
 
 import exlm_mini.hf as hf
 from exlm_lab.downstream.inputs import batch_of
-from exlm_lab.downstream.prepared import Part, Problem, identity_of
+from exlm_lab.downstream.prepared import ANOTHER_OUTPUT, Part, Problem, identity_of
 from exlm_lab.downstream.saving import digest_of, intact_checkpoint
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.trainer import ORDER, Watcher, loss_of, make_trainer, rows_of
@@ -93,8 +93,7 @@ def fine_tune(
     before: dict[str, Any] = {"identity": identity, "seconds": 0.0, "sha256": {}}
     if run.exists():
         before = read_json(run, MADE_AGAIN)
-        remedy = "use the same settings, or choose another --output"
-        check_identity(run, before["identity"], identity, remedy)
+        check_identity(run, before["identity"], identity, ANOTHER_OUTPUT)
     directory.mkdir(parents=True, exist_ok=True)
 
     def note() -> float:

@@ -31,7 +31,7 @@ WINDOW_LENGTH, WINDOW_OVERLAP, MAX_QUESTION = 384, 128, 64
 """Of SQuAD's windows, in tokens: BERT's; smaller where the model has fewer positions."""
 
 MOST_ROUNDED = 0.01
-"""Of a number's standard deviation: the step of float32 at its mean."""
+"""Largest step of float32 at the mean of a number, in its standard deviations."""
 PROBLEM_TYPES: dict[str | None, str] = {
     "classes": "single_label_classification",
     "labels": "multi_label_classification",
@@ -94,6 +94,12 @@ class Problem(NamedTuple):
             {"input_ids": row, **{name: column[n] for name, column in columns.items()}}
             for n, row in enumerate(part.rows)
         ]
+
+
+ANOTHER_OUTPUT = (
+    "choose another --output (a problem is the rows, targets and --kind, as this version reads "
+    "them)"
+)
 
 
 def identity_of(
@@ -209,7 +215,7 @@ def _judge_spans(
 
 def _check_known(task: Task, named: dict[str, Examples]) -> None:
     """Refuse what cannot be learned, and numbers that cannot be scored in a part."""
-    remedy = "give more rows, or choose another --data.split"
+    remedy = "leave it out, give more rows, or choose another --data.split"
     for part, examples in named.items():
         for name, is_number, labels_R in zip(
             task.classes, task.is_number, examples.labels.T, strict=True
@@ -219,9 +225,10 @@ def _check_known(task: Task, named: dict[str, Examples]) -> None:
             if len(known) < needed:
                 raise UserError(
                     f"{task.name}: '{name}' is known in {len(known)} of the {part} rows, and "
-                    f"{needed} are needed; {remedy}"
+                    f"must be in at least {needed}; {remedy}"
                 )
-            if is_number and np.ptp(known) == 0:
+            is_only = part == "train" and len(task.classes) == 1
+            if (is_number or is_only) and np.ptp(known) == 0:
                 raise UserError(
                     f"{task.name}: '{name}' is {known[0]:g} in all {part} rows; {remedy}"
                 )
@@ -232,8 +239,8 @@ def _check_spread(task: Task, center_C: np.ndarray, spread_C: np.ndarray) -> Non
     step_C = np.abs(center_C) * np.finfo(np.float32).eps
     for c in np.flatnonzero(step_C > MOST_ROUNDED * spread_C):
         raise UserError(
-            f"{task.name}: '{task.classes[c]}' is {center_C[c]:.9g} ± {spread_C[c]:.3g}, which "
-            "float32 rounds; subtract a constant from it"
+            f"{task.name}: '{task.classes[c]}' is {center_C[c]:.9g} ± {spread_C[c]:.3g}, and "
+            "float32 keeps seven digits; subtract a constant from it, such as its mean"
         )
 
 

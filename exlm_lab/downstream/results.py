@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from exlm_lab.downstream.grid import Tuning, paper_numbers, setting_of
 from exlm_lab.downstream.runs import Result
-from exlm_lab.ledger import MADE_AGAIN
 from exlm_mini.data.files import read_json, write_atomically, write_json
 from exlm_mini.reading.trained import Trained
 
@@ -68,13 +67,20 @@ def task_record(result: Result, recipe: Tuning, made_with: dict[str, Any]) -> di
     }
 
 
-def earlier_records(output: Path, pretrained: Trained) -> dict[str, dict[str, Any]]:
+def earlier_records(
+    output: Path, pretrained: Trained, report: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:
     """The tasks in ``results.json`` of earlier commands, if they began from the same model."""
     path = output / RESULTS
     if not path.exists():
         return {}
-    whole = read_json(path, MADE_AGAIN)
-    return whole["tasks"] if whole["checkpoint"]["sha256"] == pretrained.sha256 else {}
+    whole = read_json(path, "delete it, and it is written again from the runs in cells/")
+    if whole["checkpoint"]["sha256"] == pretrained.sha256:
+        return whole["tasks"]
+    report(
+        f"{path} is of another model, so it is written anew, without {', '.join(whole['tasks'])}"
+    )
+    return {}
 
 
 def write_results(
@@ -212,12 +218,12 @@ def notes(record: dict[str, Any]) -> list[str]:
         hashes = (f"{part} {sha1[:8]}" for part, sha1 in sha1s.items())
         lines.append(f"split {known['split']} {', '.join(hashes)}")
     if "validation" in known:
-        lines.append(f"validation rows: {known['validation']}")
+        lines.append(f"validation rows drawn {known['validation']}")
     counts = {
         "rows cut to fit the model": sum(n["truncated"] for n in rows.values()),
         "rows left out": len(known.get("rejected", ())),
         "cells left out": len(known.get("cells_left_out", ())),
-        "rows to score whose text is in training, too": sum(
+        "scored rows whose text is also in training": sum(
             known.get("also_in_train", {}).values()
         ),
         "molecules lost stereo marks": known.get("stereo_removed"),

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exlm_lab.downstream.grid import best_setting, key, setting_of
-from exlm_lab.downstream.prepared import Problem, identity_of
+from exlm_lab.downstream.prepared import ANOTHER_OUTPUT, Problem, identity_of
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
 from exlm_lab.ledger import MADE_AGAIN, StoppedError, check_identity
@@ -100,8 +100,7 @@ class TuningLedger:
             path.parent.mkdir(parents=True, exist_ok=True)  # a long run is not made in vain
             write_json(path, identity | self._made(config, seed, running, on_progress))
         record = read_json(path, MADE_AGAIN)
-        remedy = "choose another --output, or use the same checkpoint and data"
-        check_identity(path, record, identity, remedy)
+        check_identity(path, record, identity, ANOTHER_OUTPUT)
         # Still there after a kill just before this line.
         shutil.rmtree(running, ignore_errors=True)
         for parent in list(running.parents)[:3]:  # SETTING, TASK and running/ itself
@@ -168,17 +167,17 @@ def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...
 
     Raises:
         StoppedError: if it was asked to stop.
-        UserError: if there is a model of another task, or of another start, or if the runs of
-            every setting or every seed diverged.
+        UserError: if there is a model of another task, another start or none of these runs, or
+            if the runs of every setting or every seed diverged.
     """
     if ledger.model is not None and (there := fine_tuning(ledger.model)):
         start, problem = ledger.pretrained.sha256, ledger.problem.sha256
         identity = {"pretrained_sha256": start, "problem_sha256": problem}
-        check_identity(ledger.model, there, identity, "choose another --output")
+        check_identity(ledger.model, there, identity, ANOTHER_OUTPUT)
         if there["run"] not in {ledger.name(own, seed) for own in settings for seed in seeds}:
             raise UserError(
-                f"{ledger.model} holds the model of {there['run']}, which these settings and seeds "
-                "do not make; choose another --output, or give its own"
+                f"{ledger.model} holds the model of another run, {there['run']}; choose another "
+                "--output, or repeat the settings and seeds it was made with"
             )
     task, numbers = ledger.problem.task, itertools.count(1)
     num_runs = len(settings) + len(seeds) - 1

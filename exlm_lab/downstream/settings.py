@@ -35,7 +35,7 @@ class ReadingConfig:
     column with the words train, validation and test; none: scaffold for molecules, random for
     text."""
     split_seed: Seed = 0
-    """Of the random split."""
+    """Of rows that are held out at random."""
     canonical: bool = False
     """Write RDKit's canonical SMILES."""
 

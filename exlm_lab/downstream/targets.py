@@ -31,7 +31,7 @@ LARGEST = 1e30
 """Of a number; models are of float32, which ends at 3e38."""
 NO_WORDS = {"#N/A", "#NA", "#VALUE!", "#REF!", "#DIV/0!", "#NUM!", "#NAME?", "#NULL!"}
 """What a spreadsheet writes where it has no value."""
-NO_NUMBERS = {"na", "n/a", "nan", "null", "none"}
+NO_NUMBERS = {"na", "<na>", "n/a", "nan", "null", "none"}
 """What programs write where a number is missing; among words it may be a class."""
 METRICS: dict[Kind, str] = {
     "labels": "roc_auc", "numbers": "r2", "mixed": "score", "classes": "accuracy",
@@ -97,6 +97,11 @@ class _Column(NamedTuple):
     words_R: np.ndarray
     """Which of them a row holds; -1 is None or nan."""
 
+    @property
+    def has_comma_D(self) -> np.ndarray:
+        """Whether each is a number with a decimal comma."""
+        return np.array([bool(_DECIMAL_COMMA.fullmatch(word)) for word in self.words])
+
     def are_most(self, is_such_D: np.ndarray) -> bool:
         """Whether nearly all cells that hold something are such."""
         is_there_D = np.array([bool(word) for word in self.words])
@@ -108,7 +113,7 @@ def _encode(
     tables: Tables, target: str, cells_R: np.ndarray, task: Task, reasons: dict[int, str]
 ) -> tuple[Kind, tuple[str, ...], np.ndarray]:
     """Kind, classes and labels_R of one target; what is wrong with a row goes to ``reasons``."""
-    column = _read(tables[0][0], target, cells_R)
+    column = _without_missing(_read(tables[0][0], target, cells_R), task.kind)
     kind, classes, codes_D = _kind(column, task), task.classes, column.numbers_D
     if kind == "classes" and not classes:
         classes, codes_D = _classes(column)
@@ -161,10 +166,17 @@ def _read(source: str, target: str, cells_R: np.ndarray) -> _Column:
         raise UserError(f"{source}: {target} holds no answer; name another")
     times_D = np.bincount(words_R[words_R >= 0], minlength=len(words))
     numbers_D = np.array([_number(word) for word in words])
-    column = _Column(f"{source}: '{target}'", words, numbers_D, times_D, words_R)
-    words = ["" if word.casefold() in NO_NUMBERS else word for word in words]
-    numbers = column._replace(words=words)
-    return numbers if any(words) and numbers.are_most(np.isfinite(numbers_D)) else column
+    return _Column(f"{source}: '{target}'", words, numbers_D, times_D, words_R)
+
+
+def _without_missing(column: _Column, kind: Kind | None) -> _Column:
+    """A column of numbers without its words for none; among classes they may be one."""
+    words = ["" if word.casefold() in NO_NUMBERS else word for word in column.words]
+    is_number_D, numbers = np.isfinite(column.numbers_D), column._replace(words=words)
+    if not any(words) or not numbers.are_most(is_number_D | column.has_comma_D):
+        return column
+    is_yes_no = np.isin(column.numbers_D[is_number_D], (0, 1)).all()
+    return column if kind == "classes" and not is_yes_no else numbers
 
 
 def _number(word: str) -> float:
@@ -180,7 +192,7 @@ def _kind(column: _Column, task: Task) -> Kind:
     """Of one target; what the task says goes first."""
     is_number_D = np.isfinite(column.numbers_D)
     is_numeric = column.are_most(is_number_D)
-    has_comma_D = np.array([bool(_DECIMAL_COMMA.fullmatch(word)) for word in column.words])
+    has_comma_D = column.has_comma_D
     is_meant_numeric = task.kind in (None, "numbers")
     if is_meant_numeric and not is_numeric and column.are_most(is_number_D | has_comma_D):
         raise UserError(

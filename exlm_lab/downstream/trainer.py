@@ -55,7 +55,7 @@ class Watcher(TrainerCallback):
     is_stopped: bool = False
     loss: float = math.nan
     resumed: Tensor | None = None
-    """State of torch's generator at the start of the epoch that is gone on with."""
+    """State of torch's generator at the start of the resumed epoch."""
     drawn: Tensor | None = None
     """The same of the epoch that is trained."""
 
@@ -91,7 +91,7 @@ class Watcher(TrainerCallback):
 
 
 class _ByLength(LengthGroupedSampler):
-    """Rows of like length together, to pad little; an epoch that is gone on with keeps its order.
+    """Rows of like length together, to pad little; a resumed epoch keeps its order.
 
     The order is drawn from torch's generator, whose state ``Trainer`` restores too late for it.
     """
@@ -124,10 +124,25 @@ class _Trainer(Trainer):
         return SequentialSampler(eval_dataset)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
-        """The answers that are there in all micro-batches of a step, see ``answers_loss``."""
+        """In all micro-batches of a step: the answers that are there, see ``answers_loss``, or the
+        rows, where the model knows its own loss."""
         if self.compute_loss_func is None:
-            return super()._get_num_items_in_batch(batch_samples, device)
+            return sum(len(batch["input_ids"]) for batch in batch_samples)
         return sum((~batch["labels"].isnan()).sum() for batch in batch_samples).to(device)
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """As ``Trainer``, but a mean over the rows of a micro-batch counts by their number."""
+        num_rows = len(inputs["input_ids"])
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if self.compute_loss_func is not None or return_outputs:
+            return loss
+        return loss * num_rows * self.current_gradient_accumulation_steps / num_items_in_batch
 
 
 def make_trainer(
@@ -261,6 +276,7 @@ def answers_loss(
 
 
 def rows_of(predictions: Any, part: Part) -> list[np.ndarray]:
+    """What ``Trainer.predict`` gives, row by row: scores, or starts and ends without padding."""
     if isinstance(predictions, tuple):  # start and end, padded to the longest row
         start_RN, end_RN = predictions
         pairs = zip(start_RN, end_RN, part.rows, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +13,7 @@ import pandas as pd
 
 from exlm_lab.downstream.results import markdown_table
 from exlm_lab.experiments.catalogue import EXPERIMENTS, planned
-from exlm_lab.experiments.cells import Claim, Experiment, is_enough
+from exlm_lab.experiments.cells import Cell, Claim, Experiment, is_enough
 from exlm_lab.experiments.correlations import over_seeds
 from exlm_lab.experiments.records import (
     LEFT_BY,
@@ -192,9 +192,7 @@ def judge(claim: Claim, experiment: Experiment, table: pd.DataFrame) -> Verdict:
         for cell in experiment.cells
         if (cell.input == "toy" if claim.statistic else cell.name in claim.cells)
     ]
-    seeds = {seed for cell in cells for seed in cell.seeds}
-    # Seeds that no plan has, made to see more, count in no claim.
-    table = table[table.index.isin(seeds, level="seed")]
+    table = of_plan(table, cells)
     contrast = differences(claim, table)
     p = p_value(contrast)
     if experiment.plan is None:
@@ -204,7 +202,17 @@ def judge(claim: Claim, experiment: Experiment, table: pd.DataFrame) -> Verdict:
     else:
         origin = "planned" + ", primary" * claim.is_primary
     limit, aids = _limit(claim, table), _aids(claim, table)
-    return Verdict(claim, contrast, len(seeds), p, p, limit, aids, origin)
+    return Verdict(claim, contrast, len(seeds_of(cells)), p, p, limit, aids, origin)
+
+
+def seeds_of(cells: Iterable[Cell]) -> set[int]:
+    """The seeds that a plan gives to some cells."""
+    return {seed for cell in cells for seed in cell.seeds}
+
+
+def of_plan(table: pd.DataFrame, cells: Iterable[Cell]) -> pd.DataFrame:
+    """The runs with seeds of the plan; others, made to see more, count in no claim."""
+    return table[table.index.isin(seeds_of(cells), level="seed")]
 
 
 def _limit(claim: Claim, table: pd.DataFrame) -> float | None:
@@ -274,7 +282,7 @@ def report(directory: Path) -> str:
         header = ("claim", "difference", "matters from", "p", "verdict", "seeds", "contrast")
         rows = [_row(verdict) for verdict in every[name] if verdict.claim.is_planned]
         lines += [*markdown_table([header, *rows]), ""]
-        table = runs(name, directory)
+        table = of_plan(runs(name, directory), experiment.cells)
         prizes = by_seed(table, "mlm", "prize_bits")
         if len(prizes):
             lines += [f"The prize, the most edges can save: {shown(prizes)} bits a row.", ""]

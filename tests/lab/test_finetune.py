@@ -90,7 +90,7 @@ def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys, m
     assert again.out == shown and "step" not in again.err, "nothing is trained again"
     assert not (output / "running").exists()
     other = words(*argv, "--output", output, "--train.epochs", "3")
-    fails(capsys, main, *other, parts=[output / "bbbp", "the model of bbbp/lr0.002-b32-e2"])
+    fails(capsys, main, *other, parts=[output / "bbbp", "another run, bbbp/lr0.002-b32-e2"])
     # Of another command, and of another model.
     for sha256, tasks in ((results["checkpoint"]["sha256"], {"bace", "bbbp"}), ("0", {"bbbp"})):
         kept = {"checkpoint": {"sha256": sha256}, "tasks": {"bace": record}}
@@ -217,7 +217,7 @@ def test_data_that_will_not_do_are_refused_before_training(runs, tmp_path, capsy
     csv.write_text("num,name,p_np,smiles\n" + "\n".join(rows) + "\n")
     argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", csv, *ONE]
     argv += ["--data.split", "random", "--output", tmp_path / "out"]
-    fails(capsys, main, *argv, parts=["a yes and a no", "--data.split"])
+    fails(capsys, main, *argv, parts=["'p_np' is 1 in all train rows", "--data.split"])
     assert not (tmp_path / "out").exists(), "a mistake leaves nothing behind"
 
 

@@ -91,10 +91,8 @@ def tuned(pretrained, problem, directory, config=CONFIG, seed=1, **watchers):
 
 def trainer_of(pretrained, problem, config, seed, directory):
     """The trainer of transformers, before its first step."""
-    model, watcher = (
-        model_for(pretrained, problem, config, seed),
-        Watcher(print, lambda: False, lambda: 0.0),
-    )
+    model = model_for(pretrained, problem, config, seed)
+    watcher = Watcher(print, lambda: False, lambda: 0.0)
     pad, device = pretrained.tokenizer.special_ids.pad, torch.device("cpu")
     return make_trainer(model, pad, problem, config, seed, directory, device, watcher)
 
@@ -248,12 +246,16 @@ def test_missing_labels_do_not_count_in_the_loss():
     assert mixed.item() == pytest.approx((each[0].item() + each[2].item() + squares) / 4)
 
 
-def test_micro_batches_add_up_to_the_whole_batch(pretrained, tmp_path):
-    task = Task("which", "labels", ("odd", "long"), "roc_auc", "smiles")
-    labels_RC = np.array([[n % 2, n > 5] for n in range(16)], dtype=float)
-    labels_RC[:9, 1], labels_RC[12:, 0] = np.nan, np.nan
-    labels_RC[0, 1] = 0.0
-    examples = Examples([("C" * (1 + n),) for n in range(16)], labels_RC)
+@pytest.mark.parametrize("kind", ["labels", "classes"])
+def test_micro_batches_add_up_to_the_whole_batch(kind, pretrained, tmp_path):
+    """Also in the last step of an epoch, of five rows."""
+    metric = {"labels": "roc_auc", "classes": "accuracy"}[kind]
+    task = Task("which", kind, ("odd", "long"), metric, "smiles")
+    labels = np.array([[n % 2, n > 5] for n in range(13)], dtype=float)
+    labels[1:9, 1], labels[9:, 0] = np.nan, np.nan
+    if kind == "classes":
+        labels = np.arange(13) % 2
+    examples = Examples([("C" * (1 + n),) for n in range(13)], labels)
     problem = make_problem(task, Splits(examples, examples, None, {}), pretrained)
     base = TuneConfig(epochs=2, batch_size=8, adam_eps=0.1, clip_norm=0.5)
     whole, parts = (

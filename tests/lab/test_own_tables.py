@@ -191,6 +191,8 @@ def test_cells_come_back_as_written_and_say_their_kind(data, kind):
         (["0", "1", "NA"] * 5, None, "labels", ("x",)),
         (["1.5", "2", "nan", "None"] * 5, None, "numbers", ("x",)),
         (["low", "high", "none"] * 5, None, "classes", ("high", "low", "none")),
+        (["1", "2", "none"] * 5, "classes", "classes", ("1", "2", "none")),
+        (["0", "1", "<NA>"] * 5, "classes", "labels", ("x",)),
         ([0, 1] * 5, "classes", "labels", ("x",)),
         ([0, 1] * 5, "numbers", "numbers", ("x",)),
         (["yes", "no"] * 5, None, "classes", ("no", "yes")),
@@ -236,7 +238,7 @@ def test_few_wrong_cells_are_left_out_and_named_many_are_refused():
         ({"x": ["1e40", "2"] * 20}, ("row 0", "'1e40'", "below 1e+30")),
         ({"x": ["0.1", ""] * 20}, ("'x' holds only '0.1'",)),
         ({"x": ["yes", ""] * 20}, ("'x' holds only 'yes'",)),
-        ({"x": ["1,5", "-2", "0", "3"] * 10}, ("'x' holds '1,5'", "with a point")),
+        ({"x": ["1,5", "-2", "0", "NA"] * 10}, ("'x' holds '1,5'", "with a point")),
     ],
 )
 def test_targets_that_make_no_task_are_refused(columns, parts):

@@ -238,6 +238,7 @@ def test_a_table_is_not_replaced_by_what_is_said_of_it(tuned, runs, tmp_path, ca
         (["--column", "SMILES", "--target", "pIC5"], ["no column 'pIC5'", "it has"]),
         (["--column", "SMILES", "--target", "pIC50", "--task", "bbbp"], ["--task is for"]),
         (["--column", "SMILES", "--target", "pIC50", "--recipe", "tiny"], ["--recipe is for"]),
+        (["--column", "SMILES", "--target", "pIC50", "--grid"], ["--grid is for"]),
         (["--column", "SMILES", "--target", "pIC50", "--test", "{table}"], ["named twice"]),
         (["--column", "SMILES", "smiles", "--target", "pIC50"], ["'SMILES' is named twice"]),
         (
@@ -256,9 +257,7 @@ def test_mistakes_are_one_line(argv, parts, runs, table, tmp_path, capsys):
     fails(capsys, finetune.main, *argv, parts=parts)
 
 
-@pytest.mark.parametrize(
-    ("name", "task"), [("mine.csv.gz", "mine"), (".hidden.csv", "hidden"), ("...", "table")]
-)
+@pytest.mark.parametrize(("name", "task"), [("mine.csv.gz", "mine"), (".hidden.csv", "hidden")])
 def test_a_task_has_the_name_of_its_table(name, task):
     argv = [name, "--column", "a", "--target", "b", "--from", "molecules"]
     assert finetune.parse(argv).options.task == [task]

@@ -41,6 +41,7 @@ NAN = float("nan")
         ("numbers", [1, 2, 3], [NAN, 7, 7], "'size' is 7 in all validation rows"),
         ("numbers", [1e9, 1e9 + 1, 1e9], [1, 2, 3], "'size' is 1e+09 ± 0.471"),
         ("labels", [NAN, NAN, NAN], [0, 1, 1], "'size' is known in 0 of the train rows"),
+        ("labels", [0, 0, NAN], [0, 1, 1], "'size' is 0 in all train rows"),
         ("labels", [0, 1, 1], [1, 1, NAN], "validation rows: none of the 1 task(s) has both"),
     ],
 )

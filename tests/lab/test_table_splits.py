@@ -30,7 +30,7 @@ def test_given_files_are_the_parts_and_validation_is_held_out_where_none_is():
     told(lambda: load(frame, asked("x"), test=test), "the test rows", "--data.split random")
     _, splits = load(frame, asked("x"), split=None, test=test)
     assert texts(splits.test) == SMILES[:6] and splits.notes["split"] == "files"
-    assert splits.notes["validation"] == "at random from training"
+    assert splits.notes["validation"] == "at random from the training rows"
     assert splits.notes["also_in_train"]["test"] == len({*SMILES[:6]} & {*texts(splits.train)})
     assert len(splits.validation.texts) == 4
     assert sorted(texts(splits.train) + texts(splits.validation)) == sorted(SMILES)
