@@ -110,7 +110,7 @@ _LINKS_ENGLISH = Experiment(
     _grown("links-english", ("exlm",), {}, **_SPANS_ENGLISH),
     (
         Claim("Grown, ExLM wins bits of English at equal cost",
-              _BITS, "exlm", "mlm", -1, 0.3, is_primary=True),
+              _BITS, "exlm", "mlm", -1, 0.3, is_primary=True, id="grown-english"),
     ),
     SECOND_PLAN,
 )  # fmt: skip
