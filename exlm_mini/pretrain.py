@@ -89,7 +89,7 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
             warmup_steps = round(train.warmup_steps * steps / train.steps)
             train = replace(train, steps=steps, warmup_steps=warmup_steps)
             config = replace(config, train=train)
-        if line := low_rate(config):
+        if not is_begun and (line := low_rate(config)):
             engine.tell(line)
         with requests_by_signal(engine.tell) as requests:
             trainer = _train(config, corpus, output, engine, requests)

@@ -140,7 +140,7 @@ class MaskingConfig:
     """p: share of tokens masked."""
     strategy: Literal["fixed_count", "spans", "units", "bernoulli", "slots"] = "fixed_count"
     """A fixed number of tokens, spans or units (branches, rings, words, names); independent draws;
-    slots of a toy language."""
+    slots of a toy language. repeated-mlm always draws independently (§3)."""
     num_copies: Annotated[Count, RARE] = 2
     """repeated-mlm only: copies, k of §3."""
     span_length: Annotated[Count, RARE] = 3
@@ -173,7 +173,7 @@ class DataConfig:
     column: str | None = None
     """Column of a table or of the hub data set, case ignored; none: text or smiles."""
     max_documents: Annotated[Count | None, Field(ge=2), RARE] = None
-    """Read at most this many documents of each data set, and of all files together."""
+    """Read at most this many documents of each data set, and of files that follow each other."""
     pack: str | None = None
     """A prepared corpus; nothing else is read."""
     tokenizer: Annotated[str | None, RARE] = None

@@ -154,8 +154,9 @@ def given(found: argparse.Namespace, group: str = "") -> dict[str, Any]:
     """The settings among the options that a ``settings_parser`` found: words by dotted name, or
     those of one group, such as ``data.``, by the rest of their names."""
     prefix = f"given.{group}"
+    nothing: dict[str, Any] = {"null": None, "none": None, "['null']": [], "['none']": []}
     return {
-        name.removeprefix(prefix): None if value in ("null", "none") else value
+        name.removeprefix(prefix): nothing.get(str(value), value)
         for name, value in vars(found).items()
         if name.startswith(prefix)
     }

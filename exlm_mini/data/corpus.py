@@ -27,7 +27,7 @@ from exlm_mini.data.molecules import Cleaning, require_rdkit
 from exlm_mini.data.packs import Pack, framed_rows, write_pack
 from exlm_mini.data.pipeline import PACKS, build_packs
 from exlm_mini.data.shards import Job
-from exlm_mini.data.sources import check_sources, open_sources
+from exlm_mini.data.sources import check_sources, files_of_copy, hub_set, open_sources
 from exlm_mini.data.tokenizer import given_tokenizer, word_level
 from exlm_mini.data.toy_grammars import grammar
 
@@ -86,6 +86,8 @@ def prepare_corpus(
             require_rdkit()
         sources = open_sources(data)
         files = {unit.name: unit.fingerprint for source in sources for unit in source.units}
+        for hub in filter(None, map(hub_set, data.source)):
+            files |= {str(path): sha256_of(path) for path in files_of_copy(hub.id)}
         if tokenizer := given_tokenizer(data):
             files[str(data.tokenizer)] = tokenizer.sha256
         content = {"settings": settings, "versions": _versions(data.kind), "files": files}

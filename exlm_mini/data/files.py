@@ -45,11 +45,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(stream.fileno())
         os.rename(partial, path)
     except OSError as error:
-        if str(error.filename) != str(partial):
-            raise
-        raise type(error)(
-            error.errno, error.strerror, str(path)
-        ) from None  # as it was asked for
+        if error.filename is None or str(error.filename) == str(partial):
+            error.filename = str(path)  # as it was asked for; a full disk names no file
+        raise
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()
@@ -64,10 +62,14 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_synced(path: Path, data: bytes) -> None:
     """Write a file and wait until it is on the disk."""
-    with open(path, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
+    try:
+        with open(path, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        error.filename = str(path)  # a full disk names none
+        raise
 
 
 def sync_directory(path: Path) -> None:

@@ -213,12 +213,18 @@ def _reaching(id: str) -> AbstractContextManager[None]:
     return reading(f"the hub data set {id}", remedy, Exception)
 
 
+def files_of_copy(id: str) -> list[Path]:
+    """The files of a data set whose ID is a local directory, hidden folders left out; none of one
+    on the hub."""
+    files = (path for path in Path(id).rglob("*") if path.is_file())
+    return sorted(path for path in files if not str(path.relative_to(id)).startswith("."))
+
+
 def _revision(id: str) -> str:
     """The commit of a data set; for a local copy a hash of its files' names and sizes."""
     if Path(id).is_dir():
-        files = sorted(path for path in Path(id).rglob("*") if path.is_file())
-        listing = [(str(path.relative_to(id)), path.stat().st_size) for path in files]
-        return "local " + hashlib.sha256(repr(listing).encode()).hexdigest()[:16]
+        sizes = [(str(p.relative_to(id)), p.stat().st_size) for p in files_of_copy(id)]
+        return "local " + hashlib.sha256(repr(sizes).encode()).hexdigest()[:16]
     from huggingface_hub import HfApi
 
     return str(HfApi().dataset_info(id).sha)

@@ -28,7 +28,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, dropwhile, islice
+from itertools import chain, count, dropwhile, islice
 from pathlib import Path
 from typing import Any
 
@@ -143,16 +143,24 @@ def _rows(path: Path, stream: io.BufferedReader, column: str) -> Iterator[Any]:
 def csv_rows(path: Path, stream: Iterable[bytes]) -> Iterator[list[str]]:
     """The header of a .csv or .tsv and then its rows, each with a field for every column."""
     csv.field_size_limit(sys.maxsize)
-    # Some spreadsheets end lines with \r alone.
-    split = (io.StringIO(line, newline="") for line in _lines(path, stream))
-    lines = dropwhile(lambda line: not line.strip(), chain.from_iterable(split))
+    lines = dropwhile(lambda line: not line.strip(), _lines(path, stream))
     first = next(lines, "")
     mark = separator(first, suffix_of(path))
     rows = csv.reader(chain([first], lines), delimiter=mark, strict=True)
     header = next(rows, [])
     yield header
     filled = (row for row in rows if len(row) == len(header) or any(map(str.strip, row)))
-    for number, row in enumerate(filled):
+    for number in count():
+        try:
+            row = next(filled, None)
+        except csv.Error as error:
+            raise UserError(
+                f"{path} row {number} (from 0) has a quotation mark without its other one, or text "
+                f"behind that ({error}); write a mark within a field twice, and the field between "
+                "marks"
+            ) from None
+        if row is None:
+            return
         if len(row) != len(header):  # such as the last one of a file that was cut off
             raise UserError(
                 f"{path} row {number} (from 0) has {len(row)} fields, the header {len(header)}, "
@@ -178,10 +186,11 @@ def separator(header: str, suffix: str) -> str:
 
 
 def _lines(path: Path, stream: Iterable[bytes]) -> Iterator[str]:
-    """Lines of a UTF-8 file, line ends included."""
+    """Lines of a UTF-8 file, line ends included; some spreadsheets write \\r alone."""
     for number, raw in enumerate(stream, start=1):
         try:
-            yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            yield from io.StringIO(text, newline="") if "\r" in text else [text]
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{path} line {number} is not UTF-8 text ({error}); convert it with iconv -f "
@@ -221,8 +230,11 @@ def column_of(rows: Iterable[Any], source: str, column: str) -> Iterator[str]:
             names |= dict.fromkeys(map(str, row))
             if folded(column) in map(folded, names) or number + 1 == NUM_ROWS_BATCH:
                 name = [*names][find_column(source, names, column, SET_COLUMN)]
-        if (value := row.get(name)) is not None:
-            yield document(value, "text", f"{where}, column '{name}',")
+        key = name
+        if name is not None and name not in row:  # rows may spell it differently
+            key = next((own for own in row if folded(own) == folded(name)), None)
+        if (value := row.get(key)) is not None:
+            yield document(value, "text", f"{where}, column '{key}',")
     if name is None and names:
         find_column(source, names, column, SET_COLUMN)
 

@@ -61,10 +61,11 @@ def check_row_length(config: RunConfig, row_length: int) -> None:
         )
     num_masks = masking.mask_ratio * (row_length - 2)
     if config.objective != "repeated-mlm" and masking.has_fixed_count and num_masks < 1:
+        longer = "take a pack of longer rows" if config.data.pack else "data.block_length"
         raise UserError(
             f"rows of {row_length} tokens leave {row_length - 2} maskable ones, of which "
             f"masking.mask_ratio {masking.mask_ratio:g} masks {num_masks:.2f}; raise it, or "
-            "data.block_length, so that a row holds at least one mask"
+            f"{longer}, so that a row holds at least one mask"
         )
 
 
@@ -85,7 +86,8 @@ def count_parameters(config: RunConfig, vocab_size: int) -> tuple[int, int]:
 
 
 class Estimate(NamedTuple):
-    """Costs of a run; bytes are estimates for one device, everything else is exact."""
+    """Costs of a run; bytes are estimates for one device. If the lengths of rows are not known,
+    all count as the longest; everything else is exact."""
 
     num_parameters: int
     num_transition_parameters: int
@@ -95,9 +97,9 @@ class Estimate(NamedTuple):
     expanded_length: int
     """The same after expansion or repetition."""
     tokens_per_step: int
-    """Input tokens, before expansion; with ``train.batch_tokens`` the maximum."""
+    """Input tokens, before expansion: the mean; with ``train.batch_tokens`` the maximum."""
     num_tokens: int
-    """Of the whole run."""
+    """Of the whole run; on average if the lengths of rows are known."""
     flops_per_token: float
     """Floating-point operations of training per input token, forward and backward."""
     num_flops: float
@@ -125,21 +127,30 @@ def check_fits(
     check_memory(config, vocab_size, longest, device, num)
 
 
-def estimate(config: RunConfig, vocab_size: int, row_length: int) -> Estimate:
+def estimate(
+    config: RunConfig,
+    vocab_size: int,
+    row_length: int,
+    lengths_R: np.ndarray | None = None,
+) -> Estimate:
     """Costs of a run with a single objective.
 
     Args:
         vocab_size: V.
         row_length: longest row, [BOS] and [EOS] included.
+        lengths_R: of rows like those to train on; None: unknown.
     """
+    lengths_R = np.array([row_length]) if lengths_R is None else lengths_R
     num_parameters, num_transition = count_parameters(config, vocab_size)
-    tokens_per_step = config.train.batch_tokens or config.train.batch_size * row_length
+    tokens_per_step = config.train.batch_tokens or round(
+        config.train.batch_size * float(lengths_R.mean())
+    )
     num_tokens = tokens_per_step * config.train.steps
     flops, start = 0.0, 0
     for stage, end in config.stages:
-        flops += row_flops(stage, vocab_size, row_length) * (end - start)
+        flops += mean_flops_per_token(stage, vocab_size, lengths_R) * (end - start)
         start = end
-    flops_per_token = flops / config.train.steps / row_length
+    flops_per_token = flops / config.train.steps
     return Estimate(
         num_parameters,
         num_transition,

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from exlm_mini.config import RunConfig
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.sources import size_of
@@ -38,7 +40,7 @@ def dry_run(
     """
     config = with_precision(config, choose_device(config.train.device))
     plan = plan_batch(config.train, num_devices)
-    vocab_size, row_length = _corpus_shape(config)
+    vocab_size, row_length, lengths_R = _corpus_shape(config)
     changed: dict[str, Any] = {f"micro_batch_{plan.name}": plan.per_device}
     config = replace(config, train=replace(config.train, **changed))
     check_row_length(config, row_length)
@@ -50,24 +52,31 @@ def dry_run(
         )
     if line := low_rate(config):
         say(line)
-    costs = estimate(config, vocab_size, row_length)
+    costs = estimate(config, vocab_size, row_length, lengths_R)
     parameters = f"{costs.num_parameters:,} = {costs.num_parameters / 1e6:.1f} M"
     if costs.num_transition_parameters:
         rest = costs.num_parameters - costs.num_transition_parameters
         parameters += f" ({rest / 1e6:.1f} M without the transition head)"
-    at_most = "at most " if plan.unit == "tokens" else ""
+    # Texts are cut into rows of one length.
+    is_bound = plan.unit == "tokens" or (config.data.kind == "smiles" and lengths_R is None)
+    at_most = "at most " if is_bound else ""
+    mean = row_length if lengths_R is None else float(lengths_R.mean())
+    row = f"{row_length} tokens, {costs.expanded_length} expanded"
+    rows = f"rows of {row_length}"
+    if mean < row_length:
+        row, rows = f"up to {row}; {mean:.1f} on average", "the rows of the corpus"
     weights, activations = costs.weight_bytes / 2**20, costs.activation_bytes / 2**20
     lines = {
         "objective": config.objective,
         "parameters": parameters,
         "vocabulary": f"{vocab_size:,}",
-        "row": f"{costs.row_length} tokens, {costs.expanded_length} expanded",
+        "row": row,
         "batch": f"{plan}",
         "tokens per step": f"{at_most}{costs.tokens_per_step:,}",
         "steps": f"{config.train.steps:,}",
         "tokens": f"{at_most}{costs.num_tokens:,}",
         "operations": f"{costs.flops_per_token:.3g} FLOP per token, {costs.num_flops:.3g} in "
-        f"all, for rows of {costs.row_length}",
+        f"all, for {rows}",
         "memory": f"about {weights + activations:,.0f} MiB = {weights:,.0f} MiB weights, "
         f"gradients, Adam + {activations:,.0f} MiB activations",
         "disk": _disk(config, costs, vocab_size),
@@ -86,28 +95,30 @@ def dry_run(
         print(f"{name:18} " + "\n".join(map(wrapper.fill, text.splitlines())).lstrip())
 
 
-def _corpus_shape(config: RunConfig) -> tuple[int, int]:
-    """Size of the vocabulary and length of the longest row.
+def _corpus_shape(config: RunConfig) -> tuple[int, int, np.ndarray | None]:
+    """Size of the vocabulary, length of the longest row, and lengths_R of all, if known.
 
     Without ``model.vocab_size`` the corpus is built in a temporary directory, from at most
     ``DRY_RUN_DOCUMENTS`` documents unless it is embedded. For a pack that does not exist yet the
     settings are taken.
     """
     data, row_length = config.data, row_length_of(config)
-    if config.model.vocab_size is not None:
-        return config.model.vocab_size, row_length
-    if data.pack is not None and not Path(data.pack).exists():
+    is_there = data.pack is not None and Path(data.pack).exists()
+    if config.model.vocab_size is not None and not is_there:
+        return config.model.vocab_size, row_length, None
+    if data.pack is not None and not is_there:
         say(
             f"{data.pack} is not there yet: counted with data.vocab_size {data.vocab_size:,} and "
             f"rows of data.block_length {row_length}"
         )
-        return data.vocab_size, row_length
+        return data.vocab_size, row_length, None
     if data.source:
         limit = min(data.max_documents or DRY_RUN_DOCUMENTS, DRY_RUN_DOCUMENTS)
         data = replace(data, max_documents=limit)
     with tempfile.TemporaryDirectory() as directory:
         corpus = prepare_corpus(data, Path(directory) / "data", config.seed, say)
-        return corpus.train.vocab_size, int(corpus.train.lengths_R.max())
+        vocab_size = config.model.vocab_size or corpus.train.vocab_size
+        return vocab_size, int(corpus.train.lengths_R.max()), corpus.train.lengths_R
 
 
 def row_length_of(config: RunConfig) -> int:

@@ -144,7 +144,7 @@ def as_begun(
         free.add("train.steps")
         shares = {
             "train.chain_warmup": "fixed chains",
-            "train.grow_at": "a growth to come",
+            "train.grow_at": "the growth, if it has not come yet",
         }
         what = ["the learning rate", *(shares[key] for key in shares if new[key])]
         changes["train.steps"] += f"; from here on by the longer schedule: {', '.join(what)}"

@@ -77,10 +77,13 @@ class Trainer:
         newest = self._newest_checkpoint()
         self.step = 0 if newest is None else newest.step
         """Done."""
-        # With more steps than at its start, a run may have grown before it would now.
-        has_grown = newest is not None and newest.state["config"]["objective"] == "exlm"
+        if newest is not None and newest.state["config"]["objective"] == "exlm":
+            # With more steps than at its start, it grew before it would now.
+            grown_at = newest.state["update"].get("grown_at", config.grow_step)
+            train = replace(config.train, grow_at=grown_at / config.train.steps)
+            config = config if grown_at == config.grow_step else replace(config, train=train)
         *earlier, last = config.stages
-        self._later = [s for s in earlier if self.step < s[1] and not has_grown] + [last]
+        self._later = [stage for stage in earlier if self.step < stage[1]] + [last]
         self._begin_stage()
         if newest is not None:
             self._check_data(newest)
@@ -121,6 +124,7 @@ class Trainer:
             with engine.together():
                 logs = [stack.enter_context(contextlib.closing(log)) for log in self._logs()]
             start, before, tokens_before = time.monotonic(), self.seconds, self.num_tokens
+            flops = 0.0
             while not is_stopped and (self.step < self._end or self._later):
                 if self.step == self._end:
                     grown = self._checkpoint()
@@ -129,6 +133,7 @@ class Trainer:
                 update = self.stepper.step(self.step)
                 self.step += 1
                 self.num_tokens += update.num_tokens
+                flops += update.num_tokens * self.flops_per_token
                 evaluation, watched = None, {}
                 if self.step % train.validate_every == 0 or self.step == self._end:
                     evaluation = self.evaluation = self.validate(self.step)
@@ -141,7 +146,8 @@ class Trainer:
                 if engine.is_main:
                     on_progress(Progress(self.step, update.loss, speed, evaluation))
                 if evaluation is not None or is_last or self.step % train.log_every == 0:
-                    record = {"step": self.step, **self._numbers(update, speed, evaluation)}
+                    numbers = self._numbers(update, speed, flops / seconds, evaluation)
+                    record = {"step": self.step, **numbers}
                     with engine.together():
                         for log in logs:
                             log.write(record | watched)
@@ -161,7 +167,11 @@ class Trainer:
         return [metrics, *copies_of(self.output, self.config, self.step)]
 
     def _numbers(
-        self, update: Update, speed: float, evaluation: Evaluation | None
+        self,
+        update: Update,
+        speed: float,
+        flops_per_second: float,
+        evaluation: Evaluation | None,
     ) -> dict[str, Any]:
         """A line of ``metrics.jsonl``; ``speed`` in input tokens per second since this start."""
         numbers: dict[str, Any] = {
@@ -173,7 +183,7 @@ class Trainer:
             "num_processes": self.engine.world_size,
             "gradient_norm": update.gradient_norm,
             "skipped_steps": self.stepper.skipped_steps,
-            "model_flops_per_second": self.flops_per_token * speed,
+            "model_flops_per_second": flops_per_second,
             "peak_memory_mib": peak_memory_mib(self.engine.device),
             "rows_without_path": update.num_without_path,
         }
@@ -310,8 +320,9 @@ class Trainer:
             "data.validation_share": (data.validation_share, ours.validation_share),
             "data.max_documents": (data.max_documents, ours.max_documents),
         }
+        is_split_alike = is_same and data.pack is ours.pack is None
         for name, (theirs, mine) in held_out_by.items():
-            if is_same and data.pack is ours.pack is None and theirs != mine:
+            if is_split_alike and theirs != mine:
                 raise UserError(
                     f"{path} learned from rows that this run holds out, because its {name} is "
                     f"{theirs} and not {mine}; prepare the data once and give both runs "
@@ -336,5 +347,11 @@ class Trainer:
                     f"{path} has model.{name.removeprefix('shape.')} {theirs}, this run {mine}; "
                     "give its model.* settings"
                 )
+        holds_out_other = state["validation_sha256"] != self.validation_pack.sha256
+        if holds_out_other and not is_split_alike and ours.kind != "toy":
+            self.report(
+                f"{path} held out other rows; if it learned from some that this run holds out, "
+                "validation looks better than it is (one --data.pack for both holds out the same)"
+            )
         self._take_over(checkpoint)
         self.stepper.grown_at = 0  # in the other run, if at all

@@ -1,13 +1,15 @@
 """Files from outside: read only if they are files, and one line for whatever is wrong with them."""
 
 import csv
+import errno
+import os
 
 import pytest
 
 from exlm_lab import sweep
 from exlm_mini import fill, prepare, pretrain
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import reading, write_atomically
+from exlm_mini.data.files import reading, refused, write_atomically, write_synced
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,17 @@ def test_what_is_not_the_files_fault_passes(error):
 def test_an_error_of_the_system_names_the_file_it_speaks_of(tmp_path):
     with pytest.raises(UserError, match=r"other\.bin"), reading("some/file.json"):
         (tmp_path / "other.bin").read_bytes()
+
+
+@pytest.mark.parametrize("write", [write_atomically, write_synced])
+def test_a_full_disk_is_told_with_the_file(write, tmp_path, monkeypatch):
+    def fail(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write(tmp_path / "a", b"x")
+    assert str(refused(caught.value)) == f"no space left to write {tmp_path / 'a'}; make room"
 
 
 def test_a_file_that_cannot_be_written_has_the_name_that_was_asked_for(tmp_path):

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -10,6 +11,7 @@ from refusals import told
 
 from exlm_mini.config import DataConfig
 from exlm_mini.data import sources
+from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.sources import (
     NAMED,
     HubSet,
@@ -63,6 +65,18 @@ def test_a_local_copy_has_another_revision_once_a_file_in_it_has_changed(tmp_pat
     file = tmp_path / "a" / "b" / "c"
     first, longer = change(file.write_text, "x"), change(file.write_text, "xy")
     assert len({first, longer, change(file.rename, tmp_path / "a" / "c")}) == 3
+
+
+def test_a_corpus_of_a_local_copy_that_has_changed_is_refused(hub_copy, tmp_path):
+    data = text(f"hub:{hub_copy}", block_length=4, max_unknown=1.0)
+    make = partial(prepare_corpus, data, tmp_path / "corpus", 1)
+    make()
+    first = make().train.sha256
+    (hub_copy / ".cache").write_text("of a download")
+    assert make().train.sha256 == first
+    path = sorted(hub_copy.glob("[!.]*"))[0]
+    path.write_bytes(path.read_bytes().replace(b"row", b"log"))  # of the same size
+    told(make, path, "has changed since", "choose another directory")
 
 
 def test_a_column_is_named_by_the_settings(hub_copy):

@@ -1,6 +1,7 @@
 """What a run is said to cost is what it costs."""
 
 import math
+import re
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -199,6 +200,29 @@ def test_batches_of_tokens_are_counted_in_tokens():
     assert (costs.tokens_per_step, costs.num_tokens) == (600, 4200)
     rows = RunConfig(train=TrainConfig(steps=7, batch_size=12, micro_batch_size=4))
     assert costs.activation_bytes == estimate(rows, 100, 50).activation_bytes
+
+
+def test_tokens_and_operations_are_those_of_rows_as_long_as_they_are():
+    config = RunConfig(train=TrainConfig(steps=7, batch_size=12))
+    lengths_R = np.array([10, 20, 50, 40])
+    costs, most = estimate(config, 100, 50, lengths_R), estimate(config, 100, 50)
+    assert (costs.num_tokens, most.num_tokens) == (7 * 12 * 30, 7 * 12 * 50)
+    flops = sum(row_flops(config, 100, int(length)) for length in lengths_R) / 4
+    assert costs.num_flops == pytest.approx(7 * 12 * flops)
+    assert costs.activation_bytes == most.activation_bytes
+
+
+def test_a_dry_run_on_molecules_counts_the_tokens_of_the_run(tmp_path, capsys):
+    asked = ["--recipe", "smiles-tiny", "--data.max_documents", "200", *CPU]
+    (tmp_path / "some.smi").write_text("".join("C" * n + "O\n" for n in range(1, 60)))
+    printed, _ = dry_run(capsys, *asked, "--data.source", tmp_path / "some.smi")
+    longest, mean = re.fullmatch(
+        r"up to (\d+) tokens, \d+ expanded; (.+) on average", printed["row"]
+    ).groups()
+    assert 55 < int(longest) <= 62 and 25 < float(mean) < 40
+    steps = int(printed["steps"].replace(",", ""))
+    tokens = int(printed["tokens"].replace(",", ""))
+    assert tokens == pytest.approx(32 * float(mean) * steps, rel=0.02)
 
 
 def test_rows_that_just_fit_are_taken_and_longer_ones_of_either_pack_refused():

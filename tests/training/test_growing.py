@@ -12,6 +12,7 @@ from commands import fails
 from refusals import told
 
 import exlm_mini
+from exlm_mini import prepare
 from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import dotted, load_recipe, recipe_names, stored_config
 from exlm_mini.pretrain import main
@@ -42,7 +43,8 @@ def weights(run: Path, step: int, group: str = "model") -> dict[str, torch.Tenso
 
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory) -> Path:
-    return train(tmp_path_factory.mktemp("grown") / "run", "--train.grow_at", "0.5")
+    settings = "--train.grow_at", "0.5", "--train.log_every", "1"
+    return train(tmp_path_factory.mktemp("grown") / "run", *settings)
 
 
 def test_until_it_grows_a_run_is_an_mlm(grown, tmp_path):
@@ -81,6 +83,23 @@ def test_a_run_that_has_grown_stays_so_when_it_is_given_more_steps(grown, tmp_pa
     config = stored_config(longer / "config.yaml").train
     for step in range(STEPS - 1, 2 * STEPS):  # it warmed up when it grew, and never again
         assert rates[step] == config.rate(step - 1, GROWN)
+    later = exlm_mini.load(longer / f"checkpoints/step-{STEPS + 1:06d}").config
+    assert later.chain_share(GROWN + 2) == pytest.approx(2 - 2 / (0.1 * 2 * STEPS))
+    assert later.chain_share(STEPS + 1) == 0
+
+
+def test_operations_per_second_are_those_of_both_stages(grown):
+    tokens, operations = [0], [0.0]
+    for line in read_metrics(grown / "metrics.jsonl"):
+        tokens.append(line["tokens"])
+        per_token = line["model_flops_per_second"] / line["tokens_per_second"]
+        operations.append(per_token * line["tokens"])
+    of_step = [
+        (operations[n + 1] - operations[n]) / (tokens[n + 1] - tokens[n]) for n in range(STEPS)
+    ]
+    assert of_step[1:GROWN] == pytest.approx([of_step[0]] * (GROWN - 1))
+    assert of_step[GROWN:] == pytest.approx([of_step[-1]] * (STEPS - GROWN))
+    assert of_step[-1] > 1.2 * of_step[0]
 
 
 def test_the_rate_rises_once_more_when_it_grows():
@@ -185,6 +204,23 @@ def test_a_run_from_another_that_is_cut_off_ends_with_the_same_bits(mlm, step, t
     train(again, *settings)
     last = "checkpoints/step-000003/model.safetensors"
     assert (again / last).read_bytes() == (whole / last).read_bytes()
+
+
+def test_rows_that_the_other_run_may_have_learned_from_are_told(mlm, tmp_path, capsys):
+    source = [
+        "--source",
+        tmp_path / "some.smi",
+        "--data.tokenizer",
+        mlm / "data/tokenizer.json",
+    ]
+    (tmp_path / "some.smi").write_text("".join("C" * n + "O\n" for n in range(1, 30)))
+    assert prepare.main([str(word) for word in [*source, "--output", tmp_path / "pack"]]) == 0
+    packs = (tmp_path / "pack", True), (mlm / "data", False)
+    for number, (pack, is_other) in enumerate(packs):
+        capsys.readouterr()
+        settings = "--data.pack", str(pack), "--from", str(mlm), "--train.steps", "1"
+        train(tmp_path / str(number), *settings, "--train.chain_warmup", "0")
+        assert ("held out other rows" in capsys.readouterr().err) == is_other
 
 
 @pytest.mark.parametrize(

@@ -213,3 +213,4 @@ def test_a_source_replaces_the_corpus_of_a_recipe():
     data = parse(asked).config.data
     assert data.pack is None and data.source == ("my.smi",)
     assert parse([*asked, "--data.column", "none"]).config.data.column is None
+    assert parse([*asked[:2], "--data.source", "none"]).config.data.source == ()
