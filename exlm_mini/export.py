@@ -68,7 +68,8 @@ def card(trained: Trained) -> str:
         "bits per masked token, held out": evaluation
         and f"{evaluation['bits'] / max(evaluation['num_masks'], 1):.3f}",
     }
-    lines = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value)
+    known = {name: value for name, value in facts.items() if value not in (None, "")}
+    lines = "\n".join(f"| {name} | {value} |" for name, value in known.items())
     return f"""---
 library_name: transformers
 pipeline_tag: fill-mask

@@ -109,7 +109,9 @@ class StateScores:
     def links(self) -> tuple[Tensor, Tensor, Tensor]:
         """The last three arguments of the functions of ``alignment``; of linked states."""
         assert self.log_transition_BLL is not None
-        return self.log_transition_BLL, self.graph.num_targets_B, self.graph.num_states_B
+        graph = self.graph  # a row of padding alone has neither targets nor states
+        num_targets_B, num_states_B = graph.num_targets_B.clamp(1), graph.num_states_B.clamp(1)
+        return self.log_transition_BLL, num_targets_B, num_states_B
 
     def double(self) -> StateScores:
         """The same in float64."""
@@ -270,4 +272,4 @@ def ctc_token_log_probs(
         log_token_Vk = log_token_LV[owner_L == i].t()
         log_blank_Vk = log_token_Vk[[unk]].expand_as(log_token_Vk)
         log_token_MV.append(run_log_likelihood(log_token_Vk, log_blank_Vk, is_blank_V))
-    return torch.stack(log_token_MV)
+    return torch.stack(log_token_MV) if log_token_MV else log_token_LV[:0]

@@ -80,11 +80,10 @@ def fill_at_once(
     paths = [_path(said, log_token_BLV, generator)]
     paths += [_path(said, log_token_BLV, draws) for _ in range(num_paths)]
     row_S, target_S = graph.is_mask_BM.nonzero(as_tuple=True)
+    state_CS = torch.stack([path_BM[row_S, target_S] for path_BM in paths])
+    state_CS = torch.where(state_CS < 0, graph.num_states_B[row_S] - 1, state_CS)
     tokens_CS = torch.stack(
-        [
-            _choose(log_token_BLV[row_S, path_BM[row_S, target_S]], model, generator)
-            for path_BM in paths
-        ]
+        [_choose(log_token_BLV[row_S, state_S], model, generator) for state_S in state_CS]
     )
     best_B = torch.zeros_like(graph.num_targets_B)
     if num_paths:

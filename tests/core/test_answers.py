@@ -10,6 +10,7 @@ import torch
 from linked_models import CONFIGS, V, exlm, log_joints, masked_lm, of_mask, ragged_batch
 from small_models import BOS, EOS, SPECIAL, alone, masked_rows
 
+from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model.answers import StateScores
 from exlm_mini.model.expansion import expand_masks
 from exlm_mini.training.evaluation import Evaluation, row_bits_and_correct
@@ -33,6 +34,20 @@ def test_a_mask_by_itself_is_summed_over_all_fillings_of_the_others(name):
         token_SV / share_S1, marginal_SV / marginal_SV.sum(dim=1, keepdim=True)
     )
     assert torch.equal(said.guesses(), marginal_SV.argmax(dim=1))
+
+
+@pytest.mark.parametrize(
+    "name", [*(n for n, config in CONFIGS.items() if config.boundary == "official"), "mlm"]
+)
+def test_a_row_of_padding_alone_changes_nothing(name):
+    model, batch = masked_lm() if name == "mlm" else exlm(CONFIGS[name]), ragged_batch()
+    fillers = (part_BN.new_full((1, part_BN.shape[1]), 0) for part_BN in batch)
+    longer = model.answer(MaskedBatch(*map(torch.cat, zip(batch, fillers, strict=True))))
+    said = model.answer(batch)
+    torch.testing.assert_close(longer.scored().loss, said.scored().loss)
+    torch.testing.assert_close(longer.log_token_SV, said.log_token_SV)
+    torch.testing.assert_close(longer.log_joint()[:3], said.log_joint())
+    assert longer.log_joint()[3] == 0
 
 
 def test_copies_of_a_mask_count_by_their_mean():

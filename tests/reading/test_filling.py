@@ -102,6 +102,19 @@ def test_of_many_paths_the_filling_with_the_largest_joint_is_taken(name, seed, b
         assert mine > log_joint[places].max() - 0.3
 
 
+def test_a_row_without_a_path_is_filled_from_its_own_last_state():
+    model, batch = model_of("gated"), ragged_batch()
+    model.transition.forward = lambda state_BLD, graph: state_BLD.new_full(
+        (*state_BLD.shape[:2], state_BLD.shape[1]), -torch.inf
+    )
+    filled_ids_BN = fill_at_once(model, batch)
+    for b in range(3):
+        row = alone(batch, b)
+        assert torch.equal(
+            filled_ids_BN[b, : row.token_ids_BN.shape[1]], fill_at_once(model, row)[0]
+        )
+
+
 def test_two_passes_are_two_and_have_the_chains_of_their_step(monkeypatch):
     shares, fill = [], filling.fill_at_once
 

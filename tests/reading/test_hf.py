@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.data.molecules import embedded_molecules
 from exlm_mini.data.tokenizer import MASK
-from exlm_mini.export import main
+from exlm_mini.export import card, main
 from exlm_mini.reading.decoding import read_row
 from exlm_mini.training.parts import score
 
@@ -126,9 +127,12 @@ def test_an_export_is_the_checkpoint_with_a_card(runs, tmp_path, capsys):
     assert one("C[MASK]").input_ids == other("C[MASK]").input_ids
     row = one("C[MASK]C", return_tensors="pt")
     assert torch.equal(model(**row).logits, exported(**row).logits)
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "2 of 3" in card and "smiles, embedded" in card
-    assert exlm_mini.load(path).sha256 in card
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "2 of 3" in text and "smiles, embedded" in text
+    assert exlm_mini.load(path).sha256 in text
+    first = exlm_mini.load(path)
+    first = replace(first, config=replace(first.config, seed=0))
+    assert "| seed | 0 |" in card(first)
     assert main([str(path), str(tmp_path / "out")]) == 2
     assert "is not empty" in capsys.readouterr().err
 
