@@ -23,7 +23,7 @@ from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.english import embedded_english
 from exlm_mini.data.files import check_file, reading, sha256_of
 from exlm_mini.data.molecules import embedded_molecules
-from exlm_mini.data.text import SUFFIXES, column_of, file_documents, suffix_of
+from exlm_mini.data.text import COMPRESSIONS, SUFFIXES, column_of, file_documents, suffix_of
 
 EMBEDDED: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "text": ("the embedded English", embedded_english),
@@ -164,8 +164,10 @@ class Size(NamedTuple):
 
 BYTES_PER_TOKEN = {"text": 4.3, "smiles": 1.05}
 """English in byte-level BPE with some 30,000 tokens; SMILES."""
-GROWTH = {".gz": 3, ".xz": 4, ".parquet": 2, ".lmdb": 0.01}
+GROWTH = {".parquet": 2, ".lmdb": 0.01}
 """Bytes of text per byte of a file; Uni-Mol's files hold conformations beside the SMILES."""
+SAMPLE_BYTES = 4_000_000
+"""From the beginning of a compressed file, to estimate the rest."""
 
 
 def size_of(word: str, data: DataConfig) -> Size:
@@ -176,14 +178,22 @@ def size_of(word: str, data: DataConfig) -> Size:
     """
     hub = hub_set(word)
     if hub is None:
-        path = Path(word)
-        num_bytes = path.stat().st_size * GROWTH.get(path.suffix.lower(), 1)
+        num_bytes = _text_bytes(Path(word))
         return Size(None, num_bytes, num_bytes / BYTES_PER_TOKEN[data.kind])
     if hub.num_documents is None or hub.num_text_bytes is None:
         return Size(None, None, None)
     share = min(1.0, (data.max_documents or hub.num_documents) / hub.num_documents)
     num_bytes = hub.num_text_bytes * share
     return Size(hub.num_documents * share, num_bytes, num_bytes / BYTES_PER_TOKEN[data.kind])
+
+
+def _text_bytes(path: Path) -> float:
+    """Estimated bytes of text in a file."""
+    growth = GROWTH.get(suffix_of(path), 1.0)
+    if opens := COMPRESSIONS.get(path.suffix.lower()):
+        with reading(path), open(path, "rb") as file, opens(file) as stream:
+            growth *= len(stream.read(SAMPLE_BYTES)) / max(file.tell(), 1)
+    return path.stat().st_size * growth
 
 
 # ---- the hub ----
