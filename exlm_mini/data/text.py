@@ -155,9 +155,9 @@ def csv_rows(path: Path, stream: Iterable[bytes]) -> Iterator[list[str]]:
             row = next(filled, None)
         except csv.Error as error:
             raise UserError(
-                f"{path} row {number} (from 0) has a quotation mark without its other one, or text "
-                f"behind that ({error}); write a mark within a field twice, and the field between "
-                "marks"
+                f"{path} row {number} (from 0) has an unclosed quotation mark, or text after a "
+                f"closing one ({error}); write a mark within a field twice, and put the field in "
+                "quotation marks"
             ) from None
         if row is None:
             return
