@@ -96,7 +96,7 @@ def test_expansion_equals_the_plain_version(rows, k, boundary, pad_to):
     assert torch.equal(state_BLD, expected_BL.unsqueeze(2).expand_as(state_BLD))
 
 
-@pytest.mark.parametrize("tokens", [[10, 11, EOS], [BOS, 10, 11], [BOS, EOS, 10]])
+@pytest.mark.parametrize("tokens", [[10, 11, EOS], [BOS, 10, 11], [BOS, EOS, 10], []])
 def test_rows_without_boundaries_are_refused_where_the_paper_needs_them(tokens):
     batch = masked_rows([BOS, -10, 11, EOS], tokens)
     with pytest.raises(ValueError, match=r"row 1 must start with \[BOS\] and end with \[EOS\]"):

@@ -70,6 +70,14 @@ def test_a_local_copy_has_another_revision_once_a_file_in_it_has_changed(tmp_pat
     assert len({first, longer, change(file.rename, tmp_path / "a" / "c")}) == 3
 
 
+def test_what_is_hidden_or_in_a_hidden_folder_is_no_part_of_a_local_copy(tmp_path):
+    for name in ("a/b", ".cache/c", ".git/d/e", ".f"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    assert sources.files_of_copy(str(tmp_path)) == [tmp_path / "a" / "b"]
+
+
 def test_a_corpus_of_a_local_copy_that_has_changed_is_refused(hub_copy, tmp_path):
     data = text(f"hub:{hub_copy}", block_length=4, max_unknown=1.0)
     make = partial(prepare_corpus, data, tmp_path / "corpus", 1)
@@ -216,12 +224,12 @@ def test_sizes_are_told_from_cards_and_files(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(b"x" * 105)
         size = size_of(str(tmp_path / name), DataConfig(kind="smiles"))
         assert size == (None, pytest.approx(105 * growth), pytest.approx(100 * growth))
-    written = random.Random(1).randbytes(1_500_000).hex().encode()
+    written = random.Random(1).randbytes(600_000).hex().encode()
     for name, compress in (("c.txt.gz", gzip.compress), ("C.CSV.XZ", lzma.compress)):
         (tmp_path / name).write_bytes(compress(written))
         path = str(tmp_path / name)
         assert size_of(path, text()).text_bytes == pytest.approx(len(written))
-        monkeypatch.setattr(sources, "SAMPLE_BYTES", 2_000_000)
+        monkeypatch.setattr(sources, "SAMPLE_BYTES", 1_000_000)
         assert size_of(path, text()).text_bytes == pytest.approx(len(written), rel=0.25)
         monkeypatch.undo()
     assert size_of("hub:a/b", text()) == (None, None, None)

@@ -58,6 +58,11 @@ def test_what_is_not_one_smiles_is_refused(entry):
     told(lambda: document(entry, "smiles", "row 7"), "row 7", "SMILES alone")
 
 
+def test_the_labels_of_atoms_say_nothing_of_bonds():
+    assert smiles_in("CC |$a,C:1;b$,r|") == "CC"
+    assert smiles_in("CC |$a;b$,C:1.0|") is None
+
+
 @pytest.mark.parametrize("kind", ["text", "smiles"])
 @pytest.mark.parametrize("value", [None, float("nan"), 3, b"CCO", ["CCO"], "a\udc80"])
 def test_what_is_no_text_is_refused_by_its_place(kind, value):
@@ -73,6 +78,7 @@ def test_what_is_no_text_is_refused_by_its_place(kind, value):
         ("a.txt", CHAPTERS, BOTH),
         ("b.txt", "\none\ntwo\r\nthree\n\n", ["one", "two", "three"]),
         ("c.txt", "\ufeffone\u2028\x0bone\ntwo\x1ctwo", ["one\u2028\x0bone", "two\x1ctwo"]),
+        ("e.txt", "\ufeffone\n\ufefftwo\n", ["one", "\ufefftwo"]),
         ("a.csv", 'id,text\n1,"one, ""2""\nthree"\n2,four\n3,\n\n', ['one, "2"\nthree', "four"]),
         ("c.csv", "id, Text \r1,one\r2,two\r", ["one", "two"]),
         ("d.txt", "one\rtwo\r\rthree\r", ["one\ntwo", "three"]),
@@ -106,6 +112,13 @@ def test_the_search_for_a_blank_line_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "NUM_LINES_SEARCHED", 3)
     assert read(write(tmp_path / "a.txt", "a\nb\nc\nd\n\ne")) == ["a", "b", "c", "d", "e"]
     assert read(write(tmp_path / "b.txt", "a\n\nc\nd\n\ne")) == ["a", "c\nd", "e"]
+
+
+def test_the_search_for_a_column_is_bounded(monkeypatch):
+    monkeypatch.setattr(text, "NUM_ROWS_BATCH", 3)
+    rows = iter([{"n": 1}, {"n": 2}, {"m": 3}, {"text": "four"}])
+    told(lambda: list(text.column_of(rows, "table", "text")), "table", "'text'", "n, m")
+    assert next(rows) == {"text": "four"}
 
 
 def test_one_column_of_a_parquet(tmp_path):

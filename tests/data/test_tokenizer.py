@@ -123,6 +123,11 @@ def test_a_cap_keeps_the_frequent_symbols():
     assert tokenizer.unknown_pieces("CON") == ["N"]
 
 
+@pytest.mark.parametrize("vocab_size", [1, 5, 6])
+def test_a_cap_below_the_special_tokens_leaves_them_alone(vocab_size):
+    assert train_smiles(["CCCOON"], vocab_size=vocab_size).vocab_size == 6
+
+
 def test_unknown_symbols_are_told():
     ids = SMILES.encode("C[Xx]Cq")
     assert ids.count(SMILES.special_ids.unk) == 2
@@ -174,6 +179,18 @@ def test_foreign_ids_are_looked_up_by_name(tmp_path):
     assert tokenizer.encode("hello [MASK] hello") == [0, 3, 0]  # neither cut to 1 nor padded
     assert tokenizer.vocab_size == 21
     assert tokenizer.encode_with_masks("hello [MASK]") == [0, 1]
+
+
+def test_a_token_without_a_text_of_its_own_is_shown_as_it_is_stored():
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import decoders, models
+
+    vocabulary = {name: i for i, name in enumerate([*SPECIAL_TOKENS, "\u2581", "\u2581a"])}
+    inner = Inner(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    inner.decoder = decoders.Metaspace()
+    tokenizer = Tokenizer(inner.to_str().encode())
+    assert tokenizer.decode([6]) == ""
+    assert [tokenization.visible(tokenizer, i) for i in (6, 7)] == ["\u2581", "a"]
 
 
 def test_a_missing_special_token_is_named(tmp_path):

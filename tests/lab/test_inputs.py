@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import told
 
 from exlm_lab.downstream.inputs import (
     encode_examples,
@@ -78,6 +79,12 @@ def test_no_row_passes_the_positions_once_it_is_expanded(pairs, copies, max_posi
     num_cut = [sum(pair) - (len(row) - 4) for row, pair in zip(rows, pairs, strict=True)]
     assert notes["truncated"] == sum(n > 0 for n in num_cut)
     assert (notes["examples"], notes["longest"]) == (len(pairs), ids_BN.shape[1])
+
+
+def test_positions_that_leave_no_token_to_a_text_of_a_pair_are_refused():
+    pair = [("a", "b")]
+    assert words(encode_examples(pair, WORDS, run(6))[0][0]).count("[EOS]") == 3
+    told(lambda: encode_examples(pair, WORDS, run(5)), "leaves room for 5 tokens")
 
 
 def test_unknown_tokens_are_counted_before_any_is_cut():

@@ -18,7 +18,7 @@ from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.data.molecules import read_molecule
 from exlm_mini.reading import filling
-from exlm_mini.reading.decoding import read_row
+from exlm_mini.reading.decoding import read_row, top_tokens
 from exlm_mini.reading.filling import fill_at_once, fill_in_turn, measure_fillings
 from exlm_mini.reading.prize import every_other
 from exlm_mini.reading.trained import SHIPPED
@@ -113,6 +113,9 @@ def test_a_row_without_a_path_is_filled_from_its_own_last_state():
         assert torch.equal(
             filled_ids_BN[b, : row.token_ids_BN.shape[1]], fill_at_once(model, row)[0]
         )
+        last_1V = model.answer(row).log_token_BLV[:, -1].detach()
+        token_id = top_tokens(last_1V, 1, model.special_ids)[0].item()
+        assert set(filled_ids_BN[b][batch.is_masked_BN[b]].tolist()) == {token_id}
 
 
 def test_two_passes_are_two_and_have_the_chains_of_their_step(monkeypatch):
@@ -136,7 +139,10 @@ def test_readable_and_exact_molecules_are_counted(tmp_path):
     corpus = prepare_corpus(data, tmp_path / "data", 1)
     special_ids = trained.tokenizer.special_ids
     masker = make_masker(trained.config, special_ids)
-    shares = measure_fillings(trained.model, trained.tokenizer, corpus.validation, masker, 24)
+    model = trained.model.train()
+    shares = measure_fillings(model, trained.tokenizer, corpus.validation, masker, 24)
+    assert model.training
+    model.eval()
     (batch,) = validation_batches(corpus.validation, masker, 24, 32)
     for name, fill in (
         ("at once", fill_at_once),

@@ -43,6 +43,15 @@ def test_a_vector_is_the_mean_of_the_tokens_of_its_text(objective, runs):
         torch.testing.assert_close(vector_D, states_ND[1:-1].mean(dim=0), atol=1e-5, rtol=1e-4)
 
 
+def test_a_text_that_just_fits_is_taken_and_a_longer_one_refused(runs):
+    model = exlm_mini.load(runs / "exlm")
+    just = model.config.expanded_length(len("CCO") + 2)
+    config = replace(model.config, model=replace(model.config.model, max_positions=just))
+    narrow = replace(model, config=config)
+    assert narrow.rows(["CCO"]).shape == (1, 5)
+    told(lambda: narrow.rows(["CCOC"]), f"{just + 1} after expansion", f"max_positions {just}")
+
+
 def test_a_mask_counts_as_a_token_of_its_text():
     model, text = exlm_mini.load("english"), "The [MASK] of the house."
     states_ND = token_states(model.model, model.rows(text))[0]

@@ -45,6 +45,10 @@ def test_a_mistake_and_what_the_system_refuses_are_told_in_one_line(capsys):
         assert capsys.readouterr() == ("", f"{line}\n")
 
 
+def test_letters_that_are_joined_stay_so_in_a_message():
+    assert str(UserError("\u0645\u06cc\u200c\u062e\n")) == "\u0645\u06cc\u200c\u062e\\n"
+
+
 def test_a_command_says_what_an_unread_end_means(monkeypatch):
     monkeypatch.setattr("exlm_mini.training.console.drop_output", lambda: None)
     assert exit_code(raising(BrokenPipeError())) == INTERRUPTED

@@ -262,6 +262,32 @@ def test_a_dry_run_knows_the_disk_of_checkpoints_and_rows(tmp_path, capsys):
         assert printed["disk"] == f"about {num * each + rows:,.0f} MiB = {checkpoints}"
 
 
+def test_a_dry_run_reads_no_more_documents_than_it_needs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("exlm_mini.training.dry_run.DRY_RUN_DOCUMENTS", 30)
+    (tmp_path / "some.smi").write_text("".join("C" * n + "O\n" for n in range(1, 60)))
+    for asked, num_read in (("50", 30), ("20", 20), ("null", 30)):
+        argv = ["--recipe", "smiles-tiny", "--data.max_documents", asked, *CPU]
+        _, said = dry_run(capsys, *argv, "--data.source", tmp_path / "some.smi")
+        assert f"read {num_read} documents" in said
+
+
+@pytest.mark.parametrize(("vocab_size", "num_bytes"), [(2**16, 2), (2**16 + 1, 4)])
+def test_a_dry_run_knows_the_bytes_of_a_packed_token(vocab_size, num_bytes, tmp_path, capsys):
+    source = tmp_path / "a.txt"
+    source.write_text("a word and a word\n" * 200_000)
+    argv = ["--recipe", "text-tiny", "--model.vocab_size", vocab_size, "--data.source", source]
+    printed, _ = dry_run(capsys, *argv, *CPU)
+    rows = num_bytes * 3_600_000 / 4.3 / 2**20
+    assert printed["disk"].endswith(f" + {rows:,.0f} MiB packed rows")
+
+
+@pytest.mark.parametrize(("most", "is_told"), [(13, False), (12, True)])
+def test_a_dry_run_tells_of_rows_that_are_longer_than_a_micro_batch(most, is_told, capsys):
+    tokens = ["--train.batch_size", 32, "--train.batch_tokens", most]
+    _, said = dry_run(capsys, *TOY, *tokens)
+    assert ("stops the run" in said) == is_told
+
+
 @pytest.mark.parametrize("vocabulary", [[], ["--model.vocab_size", "27"]])
 def test_a_dry_run_knows_the_slots_of_the_toy_language(vocabulary, capsys):
     printed, _ = dry_run(capsys, *TOY, *vocabulary, "--objective", "mlm")

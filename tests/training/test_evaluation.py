@@ -142,6 +142,17 @@ def test_rows_without_a_path_are_counted_apart(packs, monkeypatch):
     assert result.bits_per_row == 3.0
 
 
+def test_a_validation_in_which_no_row_has_a_path_is_not_finite(packs, monkeypatch):
+    def bits_and_correct(model, batch, share):
+        num_masks_B = batch.is_masked_BN.sum(dim=1)
+        return torch.full(num_masks_B.shape, torch.inf), num_masks_B
+
+    monkeypatch.setattr(evaluation, "row_bits_and_correct", bits_and_correct)
+    result = evaluate(untrained(CONFIG), packs[1], make_masker(CONFIG, SPECIAL), 19, ENGINE)
+    assert (result.num_rows, result.num_without_path, result.bits) == (0, 19, 0.0)
+    assert not result.is_finite
+
+
 # ---- models ----
 
 

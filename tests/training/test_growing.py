@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
-from commands import fails
+from commands import TOY, dry_run, fails
 from refusals import told
 
 import exlm_mini
@@ -112,6 +113,12 @@ def test_the_rate_rises_once_more_when_it_grows():
     assert within == pytest.approx([1] * 5 + [number / 10 for number in range(1, 11)] + [1] * 5)
 
 
+def test_the_rate_of_a_run_rises_once_more_when_it_grows(grown):
+    schedule = stored_config(grown / "config.yaml").train
+    rates = [line["learning_rate"] for line in read_metrics(grown / "metrics.jsonl")]
+    assert rates == [schedule.rate(step, GROWN) for step in range(STEPS)]
+
+
 def test_a_rate_that_stays_low_is_told():
     every = {name: load_recipe(name) for name in recipe_names()}
     assert not [name for name, config in every.items() if low_rate(config)]
@@ -162,6 +169,17 @@ def test_a_run_from_a_grown_one_warms_up_at_its_own_start_alone(grown, tmp_path)
     schedule = stored_config(run / "config.yaml").train
     for line in read_metrics(run / "metrics.jsonl"):
         assert line["learning_rate"] == schedule.rate(line["step"] - 1, 0)
+
+
+def test_a_dry_run_counts_the_steps_that_the_other_run_has_made(mlm, capsys):
+    found = []
+    for step in (STEPS // 2, STEPS):
+        start = mlm / f"checkpoints/step-{step:06d}"
+        told_of = dry_run(capsys, *SETTINGS, "--from", start)[0]["goes on from"]
+        kind, num_flops = re.fullmatch(r"(.+), (.+) FLOP not counted above", told_of).groups()
+        assert kind == f"mlm of {step} steps"
+        found.append(float(num_flops))
+    assert found[0] == pytest.approx(found[1] / 2, rel=0.01)
 
 
 @pytest.mark.parametrize("objective", ["mlm", "exlm"])
@@ -221,6 +239,24 @@ def test_rows_that_the_other_run_may_have_learned_from_are_told(mlm, tmp_path, c
         settings = "--data.pack", str(pack), "--from", str(mlm), "--train.steps", "1"
         train(tmp_path / str(number), *settings, "--train.chain_warmup", "0")
         assert ("held out other rows" in capsys.readouterr().err) == is_other
+
+
+def test_shorter_rows_of_the_same_split_are_held_out_as_before(mlm, tmp_path, capsys):
+    settings = "--from", str(mlm), "--data.block_length", "20", *GROWN_FROM
+    shorter = load_checkpoint(
+        train(tmp_path / "run", *settings) / "checkpoints/step-000003"
+    ).state
+    other = load_checkpoint(mlm / f"checkpoints/step-{STEPS:06d}").state
+    assert shorter["validation_sha256"] != other["validation_sha256"]
+    assert "held out other rows" not in capsys.readouterr().err
+
+
+def test_a_run_of_a_toy_language_goes_on_from_one_with_another_seed(tmp_path):
+    """Its sentences are drawn, so there is no document that one of them holds out."""
+    toy = [*TOY, "--train.steps", "2", "--train.warmup_steps", "0", "--output"]
+    assert main([*toy, str(tmp_path / "mlm"), "--objective", "mlm"]) == 0
+    settings = "--from", str(tmp_path / "mlm"), "--seed", "2"
+    assert main([*toy, str(tmp_path / "run"), *settings]) == 0
 
 
 @pytest.mark.parametrize(

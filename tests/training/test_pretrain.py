@@ -288,6 +288,9 @@ MISTAKES = {
         [*TEXT, "--data.block_length", "8"], ["rows of 8 tokens", "at least one mask"]
     ),
     "no number of minutes": ([*TOY, "--train.minutes", "inf"], ["--train.minutes", "finite"]),
+    "minutes of a dry run": (
+        [*TOY, "--train.minutes", "2", "--dry-run"], ["--train.minutes 2", "drop one of the two"]
+    ),
     "missing GPU": ([*TOY, "--train.device", "cuda:97"], ["cuda:97", "use cpu"]),
     "missing file": ([*TEXT, "--data.source", "none.txt"], ["none.txt", "existing path"]),
     "pack missing": ([*TEXT, "--data.pack", "nowhere"], ["nowhere"]),

@@ -156,6 +156,7 @@ def test_a_recipe_stands_on_another(tmp_path):
     [
         ("a.yaml", "is the base of its own base"),
         ("b.yaml", "is the base of its own base"),
+        ("d.yaml", "is the base of its own base"),
         ("toy-pears", "no path of a .yaml file; did you mean toy-pairs"),
         ("c.yaml", "cannot read"),
     ],
@@ -163,6 +164,7 @@ def test_a_recipe_stands_on_another(tmp_path):
 def test_a_base_that_cannot_be_is_refused(base, part, tmp_path):
     (tmp_path / "a.yaml").write_text(f"base: {base}\n")
     (tmp_path / "b.yaml").write_text("base: a.yaml\n")
+    (tmp_path / "d.yaml").write_text("base: d.yaml\n")
     told(lambda: load_recipe(str(tmp_path / "a.yaml")), tmp_path / "a.yaml", part)
 
 

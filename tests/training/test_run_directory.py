@@ -91,6 +91,17 @@ def test_a_refused_start_leaves_nothing_behind(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["new"]
 
 
+def test_a_start_that_is_refused_after_it_wrote_keeps_its_lock_file(tmp_path):
+    def refused() -> None:
+        with locked_directory(tmp_path):
+            start(tmp_path, CONFIG)
+            start(tmp_path, with_train(steps=1))
+
+    told(refused, "train.steps: ")
+    names = {".lock", "config.yaml", "versions.json"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
 def test_who_waited_for_a_start_that_was_refused_has_no_lock_without_a_name(
     tmp_path, monkeypatch
 ):

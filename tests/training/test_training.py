@@ -232,6 +232,13 @@ def test_a_loss_that_is_not_finite_stops_the_run(packs, tmp_path):
     assert not (tmp_path / "checkpoints/step-000004").exists()
 
 
+def test_a_run_of_fewer_steps_than_may_be_skipped_stops_if_all_are(packs, tmp_path):
+    trainer = make_trainer(changed(CONFIG, steps=2, max_skipped=10), packs, tmp_path)
+    trainer.model.encoder.final_norm.bias.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(UserError, match="at step 2: not finite in 2 steps in a row"):
+        trainer.run()
+
+
 def test_a_gradient_that_is_not_finite_costs_its_step_alone(packs, tmp_path):
     """However often: only steps in a row stop a run."""
     trainer = make_trainer(changed(CONFIG, max_skipped=2), packs, tmp_path)
