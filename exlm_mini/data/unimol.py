@@ -41,7 +41,7 @@ def load_restricted(content: bytes) -> Any:
 
 
 def lmdb_rows(path: Path) -> Iterator[Any]:
-    """Every entry, in the order of LMDB.
+    """Every entry, in the order of LMDB, which does not survive a damaged page within the file.
 
     Args:
         path: a single file, as Uni-Mol writes with ``subdir=False``.
