@@ -22,16 +22,20 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exlm_mini.config import RunConfig, settings_with
+from exlm_mini.config import DataConfig, ModelConfig, RunConfig, settings_with
 from exlm_mini.config.checks import Effect, UserError
 from exlm_mini.config.recipes import dotted, plain, stored_config
 from exlm_mini.data.files import write_atomically
 
 if TYPE_CHECKING:  # a prepared corpus is locked without torch
     import torch
+
+    from exlm_mini.data.packs import Pack
+    from exlm_mini.training.checkpoint import Checkpoint
 
 LOCK = ".lock"
 CONFIG = "config.yaml"
@@ -156,6 +160,62 @@ def as_begun(
     for line in changes.values():
         report(f"changed since the last start: {line}")
     return config
+
+
+def check_start(
+    checkpoint: Checkpoint,
+    config: RunConfig,
+    train_pack: Pack,
+    validation_pack: Pack,
+    report: Callable[[str], None],
+) -> None:
+    """Raise ``UserError`` if a run cannot start with the weights of another, see
+    ``train.start_from``.
+
+    Args:
+        report: receives a line if the other run may have learned from rows held out here.
+    """
+    state, path = checkpoint.state, checkpoint.path
+    data, ours = DataConfig(**state["config"]["data"]), config.data
+    is_same = (data.kind, data.source) == (ours.kind, ours.source) and ours.kind != "toy"
+    held_out_by = {
+        "seed": (state["config"]["seed"], config.seed),
+        "data.validation_share": (data.validation_share, ours.validation_share),
+        "data.max_documents": (data.max_documents, ours.max_documents),
+    }
+    is_split_alike = is_same and data.pack is ours.pack is None
+    for name, (theirs, mine) in held_out_by.items():
+        if is_split_alike and theirs != mine:
+            raise UserError(
+                f"{path} learned from rows that this run holds out, because its {name} is "
+                f"{theirs} and not {mine}; prepare the data once and give both runs "
+                "--data.pack"
+            )
+    if state["tokenizer_sha256"] != train_pack.tokenizer_sha256:
+        raise UserError(
+            f"{path} was trained with another tokenizer; prepare the data with its "
+            "tokenizer.json (--data.tokenizer)"
+        )
+    if (objective := state["config"]["objective"]) not in ("mlm", config.objective):
+        raise UserError(
+            f"{path} is of objective {objective}, this run of {config.objective}; go on "
+            "from an mlm"
+        )
+    # Weights of the same shapes that another encoder reads differently.
+    own, other = config.model, ModelConfig(**state["config"]["model"])
+    for name in ("rope", "shape.num_heads", *["boundary"] * (objective == "exlm")):
+        mine, theirs = map(attrgetter(name), (own, other))
+        if mine != theirs:
+            raise UserError(
+                f"{path} has model.{name.removeprefix('shape.')} {theirs}, this run {mine}; "
+                "give its model.* settings"
+            )
+    holds_out_other = state["validation_sha256"] != validation_pack.sha256
+    if holds_out_other and not is_split_alike and ours.kind != "toy":
+        report(
+            f"{path} held out other rows; if it learned from some that this run holds out, "
+            "validation looks better than it is (one --data.pack for both holds out the same)"
+        )
 
 
 def settle(path: Path, config: RunConfig, device: torch.device, num_processes: int) -> None:

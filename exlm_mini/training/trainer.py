@@ -14,11 +14,10 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from exlm_mini.config import DataConfig, ModelConfig, RunConfig
+from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.packs import Pack
 from exlm_mini.training.beside_weights import beside_weights
@@ -37,6 +36,7 @@ from exlm_mini.training.metrics import MetricsLog, copies_of, peak_memory_mib
 from exlm_mini.training.parts import make_masker, make_model, set_weights
 from exlm_mini.training.processes import Engine, check_spread, choose_device, with_precision
 from exlm_mini.training.provenance import versions
+from exlm_mini.training.run_directory import check_start
 from exlm_mini.training.step import Stepper, Update
 
 
@@ -312,46 +312,7 @@ class Trainer:
     def begin_from(self, checkpoint: Checkpoint) -> None:
         """Start with the weights of another run, of an MLM or of this objective, see
         ``train.start_from``. Its moments are kept, too, unless an MLM grows."""
-        state, path = checkpoint.state, checkpoint.path
-        data, ours = DataConfig(**state["config"]["data"]), self.config.data
-        is_same = (data.kind, data.source) == (ours.kind, ours.source) and ours.kind != "toy"
-        held_out_by = {
-            "seed": (state["config"]["seed"], self.config.seed),
-            "data.validation_share": (data.validation_share, ours.validation_share),
-            "data.max_documents": (data.max_documents, ours.max_documents),
-        }
-        is_split_alike = is_same and data.pack is ours.pack is None
-        for name, (theirs, mine) in held_out_by.items():
-            if is_split_alike and theirs != mine:
-                raise UserError(
-                    f"{path} learned from rows that this run holds out, because its {name} is "
-                    f"{theirs} and not {mine}; prepare the data once and give both runs "
-                    "--data.pack"
-                )
-        if state["tokenizer_sha256"] != self.train_pack.tokenizer_sha256:
-            raise UserError(
-                f"{path} was trained with another tokenizer; prepare the data with its "
-                "tokenizer.json (--data.tokenizer)"
-            )
-        if (objective := state["config"]["objective"]) not in ("mlm", self.config.objective):
-            raise UserError(
-                f"{path} is of objective {objective}, this run of {self.config.objective}; go on "
-                "from an mlm"
-            )
-        # Weights of the same shapes that another encoder reads differently.
-        own, other = self.config.model, ModelConfig(**state["config"]["model"])
-        for name in ("rope", "shape.num_heads", *["boundary"] * (objective == "exlm")):
-            mine, theirs = map(attrgetter(name), (own, other))
-            if mine != theirs:
-                raise UserError(
-                    f"{path} has model.{name.removeprefix('shape.')} {theirs}, this run {mine}; "
-                    "give its model.* settings"
-                )
-        holds_out_other = state["validation_sha256"] != self.validation_pack.sha256
-        if holds_out_other and not is_split_alike and ours.kind != "toy":
-            self.report(
-                f"{path} held out other rows; if it learned from some that this run holds out, "
-                "validation looks better than it is (one --data.pack for both holds out the same)"
-            )
+        packs = self.train_pack, self.validation_pack
+        check_start(checkpoint, self.config, *packs, self.report)
         self._take_over(checkpoint)
         self.stepper.grown_at = 0  # in the other run, if at all
