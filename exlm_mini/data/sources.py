@@ -224,8 +224,8 @@ def _reaching(id: str) -> AbstractContextManager[None]:
 
 
 def files_of_copy(id: str) -> list[Path]:
-    """The files of a data set whose ID is a local directory, hidden folders left out; none of one
-    on the hub."""
+    """The files of a data set whose ID is a local directory, without what is hidden at its top,
+    such as ``.cache``; none of one on the hub."""
     files = (path for path in Path(id).rglob("*") if path.is_file())
     return sorted(path for path in files if not str(path.relative_to(id)).startswith("."))
 
