@@ -536,7 +536,7 @@ assert off_iLL.amin(dim=0).max() > 0.05 * true_LL.where(is_forward_LL, 0.0).max(
 # *sorry*, or click a state to make all paths go through it.
 
 # %% tags=["remove-input"]
-from exlm_mini.reading.explorer import explorer
+from exlm_mini.reading.explorer import Explorer
 from exlm_mini.reading.scene import Scene, conditionals
 
 silent = [[0.0] * len(words)]  # the boundaries
@@ -549,7 +549,7 @@ scene = Scene(
     token_LW=[*silent, *P_4V.tolist(), *silent],
     transition_LL=E_LL.tolist(),
 )
-explorer(scene)
+Explorer(scene)
 
 # %% [markdown]
 # ## The best path

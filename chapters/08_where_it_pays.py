@@ -75,7 +75,7 @@ from exlm_so_far import (
 )
 
 from exlm_mini.data.toy_grammars import grammar
-from exlm_mini.reading.explorer import explorer
+from exlm_mini.reading.explorer import Explorer
 from exlm_mini.reading.scene import scene_from_json
 
 _ = torch.set_num_threads(1)
@@ -99,7 +99,7 @@ records = json.loads(Path("../book/results/case-study.json").read_text())
     r for r in records if r["config"]["objective"] == "exlm" and "scene" in r
 )
 scene = scene_from_json(record["scene"])
-explorer(scene)
+Explorer(scene)
 
 # %% [markdown]
 # With the first word fixed, three of twelve words are left for the second, which

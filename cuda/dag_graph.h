@@ -21,7 +21,7 @@
 namespace dag {
 
 constexpr int kNone = -(1 << 30);      // exponent of an exact zero
-constexpr double kLimit = 65536.0;     // larger scores go to log space
+constexpr double kLimit = 16384.0;     // larger scores go to log space; see exp_shifted
 constexpr double kLog2e = 1.4426950408889634;
 constexpr double kLn2 = 0.6931471805599453;
 

@@ -268,6 +268,7 @@ inline __attribute__((always_inline)) Vec<Real> exp_shifted(Vec<Real> x, int shi
   const Vec<Real> low = -Real(1.5 * kLimit);
   x = select<Real>(low < x, x, low);
   const Vec<Real> k = (x * Real(kLog2e) + S::round) - S::round;
+  // Exact without FMA, too, while |k| is below 2^15: for any score within kLimit.
   const Vec<Real> r = (x - k * S::ln2_high) - k * S::ln2_low;
   Vec<Real> p = Real(1.0 / factorial(S::degree));
   for (int d = S::degree - 1; d >= 0; --d) p = p * r + Real(1.0 / factorial(d));  // |r| < 0.35

@@ -7,7 +7,7 @@ MODEL is the --output of a pre-training run, or a shipped model; TABLE a .csv, .
 .parquet, compressed or not. A .npy has a row of float32 for each of TABLE, in its order; a .parquet
 has the columns of TABLE, and ``embedding`` (``embedding computed`` where TABLE has one of that
 name). A row that cannot be read, such as a SMILES that RDKit rejects or a text whose tokens are
-mostly [UNK], has nan, in a .parquet nothing, and a line on stderr says why.
+mostly [UNK], has nan, in a .parquet nothing, and a line on stderr says why; it counts rows from 0.
 
 Exit codes: 0 done, 2 a mistake of the user, 130 interrupted.
 """
@@ -24,12 +24,13 @@ import numpy as np
 
 from exlm_lab.downstream.tables import (
     check_paths,
+    check_read,
     num_rows,
     progressing_chunks,
     table_writer,
     with_columns,
 )
-from exlm_mini.config.checks import Count, UserError
+from exlm_mini.config.checks import Count
 from exlm_mini.config.options import Parser, command_parser, of
 from exlm_mini.data.files import whole_file
 from exlm_mini.data.text import find_column
@@ -62,11 +63,7 @@ def _npy(path: Path, *shape: int) -> Iterator[Callable[[np.ndarray], object]]:
 def run(options: Any) -> None:
     """Embed chunk by chunk, so that memory does not grow with the rows."""
     is_array, notes = options.output.suffix == ".npy", dict[str, str]()
-    if options.output.suffix not in (".npy", ".parquet"):
-        raise UserError(
-            f"--output is {options.output}; give a name that ends in .npy or .parquet"
-        )
-    check_paths(options.table, options.output)
+    check_paths(options.table, options.output, (".npy", ".parquet"))
     model_directory(options.model)
     import pandas
     import pyarrow
@@ -79,6 +76,7 @@ def run(options: Any) -> None:
     if is_array:
         shape = num_rows(options.table), model.config.model.shape.width
         writer = _npy(options.output, *shape)
+    num_read = 0
     with writer as write:
         for first, frame in progressing_chunks(options.table, "embedded"):
             column = frame.iloc[:, find_column(options.table, frame, options.column)]
@@ -89,11 +87,13 @@ def run(options: Any) -> None:
             vectors_BD, reasons = model.vectors(list(column), options.batch_size, note)
             tell(reasons, "row {}", "it gets no vector", say, first)
             rows = vectors_BD.numpy()
+            num_read += len(rows) - len(reasons)
             if not is_array:
                 cells = [None if i in reasons else row for i, row in enumerate(rows)]
                 column = pandas.array(cells, pandas.ArrowDtype(vector))
                 rows = with_columns(frame, {"embedding": column}, "computed")
             write(rows)
+        check_read(num_read, options.table, [options.column])
     for line in notes.values():
         say(line)
     say(f"wrote {options.output}")

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,10 +51,9 @@ from exlm_mini.reading.entries import tell
 from exlm_mini.reading.runs import SHIPPED, fine_tuning, model_directory
 from exlm_mini.training.console import (
     INTERRUPTED,
-    Requests,
     exit_code,
-    requests_by_signal,
     say,
+    stop_by_signal,
 )
 from exlm_mini.training.run_directory import CONFIG, locked_directory
 
@@ -244,9 +244,9 @@ def run(request: Request) -> bool:
     is_model = (output / "config.json").exists() and fine_tuning(output) is None
     if is_model or any((output / name).exists() for name in (CONFIG, "checkpoints")):
         raise UserError(f"{output} holds a pre-trained model; choose another --output")
-    with locked_directory(output, say), requests_by_signal() as requests:
+    with locked_directory(output, say), stop_by_signal() as should_stop:
         try:
-            lines = _tune(request, pretrained, settings, device, requests)
+            lines = _tune(request, pretrained, settings, device, should_stop)
         except StoppedError:
             say(f"stopped; the same command with --output {output} goes on")
             return False
@@ -280,7 +280,7 @@ def _tune(
     pretrained: Trained,
     settings: dict[str, list[TuneConfig]],
     device: torch.device,
-    requests: Requests,
+    should_stop: Callable[[], bool],
 ) -> list[str]:
     """One task after the other, each in ``results.json`` as soon as it is done; its tables."""
     from exlm_lab.downstream.results import earlier_records, task_record, write_results
@@ -295,7 +295,7 @@ def _tune(
         if options.table is None:
             model = output / task
         ledger = TuningLedger(
-            output, pretrained, problem, options.device, model, say, requests.should_stop
+            output, pretrained, problem, options.device, model, say, should_stop
         )
         result = tune(ledger, configs, recipe.seeds)
         if options.table is not None:

@@ -6,7 +6,7 @@ DIR is the --output of finetune, TABLE a .csv, .tsv, .jsonl or .parquet, compres
 the rows and columns of TABLE in their order, and a column by the name of each target, with
 "predicted" behind it where TABLE has one of that name: numbers in their unit, the probability of
 yes, or the likeliest word with its probability. A row that cannot be read has an empty cell, and a
-line on stderr says why.
+line on stderr says why; rows are counted from 0.
 
 Exit codes: 0 done, 2 a mistake of the user, 130 interrupted.
 """
@@ -19,6 +19,7 @@ from typing import Any
 
 from exlm_lab.downstream.tables import (
     check_paths,
+    check_read,
     progressing_chunks,
     table_writer,
     with_columns,
@@ -53,16 +54,20 @@ def run(options: Any) -> None:
     """Predict chunk by chunk, so that memory does not grow with the rows."""
     task_of(options.model)
     check_paths(options.table, options.output)
+    import pandas
+
     from exlm_mini.hf import load_predictor
 
     model = load_predictor(options.model, options.device)
-    names = options.column or model.task["columns"]
+    names, num_read = options.column or model.task["columns"], 0
     with table_writer(options.output) as write:
         for first, frame in progressing_chunks(options.table, "predicted"):
             places = [find_column(options.table, frame, name) for name in names]
             texts = list(zip(*(frame.iloc[:, p] for p in places), strict=True))
             said = model.predict(texts, options.batch_size, say, first)
+            num_read += int(pandas.notna(next(iter(said.values()))).sum())
             write(with_columns(frame, said, "predicted"))
+        check_read(num_read, options.table, names)
     say(f"wrote {options.output}")
 
 

@@ -36,10 +36,9 @@ from exlm_mini.config.options import Parser, command_parser, of
 from exlm_mini.training.console import (
     INTERRUPTED,
     ProgressLine,
-    Requests,
     exit_code,
-    requests_by_signal,
     say,
+    stop_by_signal,
 )
 
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
@@ -110,7 +109,7 @@ def with_data(runs: list[Run], runner: Runner) -> list[Run]:
     return [run for run, reason in zip(runs, reasons, strict=True) if not reason]
 
 
-def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> None:
+def work(runs: list[Run], output: Path, runner: Runner) -> None:
     """Make the missing runs, one after the other; one that diverges is left out.
 
     Raises:
@@ -131,7 +130,7 @@ def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> N
         )
     diverged = []
     for number, (name, cell, seed) in enumerate(left, start=1):
-        if requests.should_stop():
+        if runner.should_stop():
             raise StoppedError
         ledger = ledgers[name]
         with taken(ledger.place(cell, seed), say) as is_ours:
@@ -176,10 +175,10 @@ def run(options: argparse.Namespace) -> int:
 
     choose_device(options.device)
     _refuse_changes(options.output)
-    with requests_by_signal() as requests:
-        runner = Runner(options.work, options.device, options.data, say, requests.should_stop)
+    with stop_by_signal() as should_stop:
+        runner = Runner(options.work, options.device, options.data, say, should_stop)
         try:
-            work(queue(sweeps, options.seeds), options.output, runner, requests)
+            work(queue(sweeps, options.seeds), options.output, runner)
         except StoppedError:
             say("stopped; the same command goes on")
             return INTERRUPTED

@@ -21,8 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exlm_mini.config.checks import UserError, on_one_line
-from exlm_mini.config.options import command_parser
+from exlm_mini.config.checks import Count, UserError, on_one_line
+from exlm_mini.config.options import command_parser, of
 from exlm_mini.data.tokenizer import MASK, Tokenizer, visible
 from exlm_mini.reading.runs import SHIPPED, model_directory, newest_run, shipped_for
 from exlm_mini.training.console import exit_code, say
@@ -118,25 +118,22 @@ def _amount(log_probability: float) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("python -m exlm_mini.fill", __doc__)
-    parser.add_argument("text", help=f"text, SMILES or toy sentence with {MASK}")
-    parser.add_argument(
+    add = parser.add_argument
+    add("text", help=f"text, SMILES or toy sentence with {MASK}")
+    add(
         "--run", type=Path, metavar="DIR",
         help=f"--output of a training run, or {' or '.join(SHIPPED)}, which are shipped; default: "
         f"the newest below {RUNS}/, else one that is shipped",
     )  # fmt: skip
-    parser.add_argument(
-        "--top", type=int, default=5, metavar="N", help="tokens per mask and state; default 5"
-    )
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="also write the graph to explore in a browser"
-    )
+    top = "tokens per mask and state; default 5"
+    add("--top", type=of(Count), default=5, metavar="N", help=top)
+    html = "also write the graph to explore in a browser"
+    add("--html", type=Path, metavar="FILE", help=html)
     return parser
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Read the text with the model asked for, and print what it says."""
-    if arguments.top < 1:
-        raise UserError(f"--top is {arguments.top}; it must be at least 1")
     if arguments.html is not None and arguments.html.suffix != ".html":
         raise UserError(f"--html is {arguments.html}; give the page a name that ends in .html")
     directory = arguments.run

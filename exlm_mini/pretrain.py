@@ -21,6 +21,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
@@ -34,12 +35,11 @@ from exlm_mini.reading.runs import model_directory
 from exlm_mini.training.console import (
     INTERRUPTED,
     ProgressLine,
-    Requests,
     exit_code,
     launched_rank,
     leave,
-    requests_by_signal,
     say,
+    stop_by_signal,
     this_python,
 )
 
@@ -91,8 +91,8 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
             config = replace(config, train=train)
         if not is_begun and (line := low_rate(config)):
             engine.tell(line)
-        with requests_by_signal(engine.tell) as requests:
-            trainer = _train(config, corpus, output, engine, requests)
+        with stop_by_signal(engine.tell) as should_stop:
+            trainer = _train(config, corpus, output, engine, should_stop)
     if trainer.step < config.train.steps:
         return INTERRUPTED if launched_rank() is None else 0
     if engine.is_main:
@@ -122,7 +122,7 @@ def _steps_in(
             trainer.stepper.step(start + int((end - start) * (num * 0.618 % 1)))
             if num < 1:
                 begin = time.monotonic()  # after two that allocate and compile
-            elif engine.any(num >= 3 and time.monotonic() - begin > longest)[0]:
+            elif engine.any(num >= 3 and time.monotonic() - begin > longest):
                 break
         a_step, begin = (time.monotonic() - begin) / num, time.monotonic()
         trainer.validate(start)
@@ -136,7 +136,11 @@ def _steps_in(
 
 
 def _train(
-    config: RunConfig, corpus: Corpus, output: Path, engine: Engine, requests: Requests
+    config: RunConfig,
+    corpus: Corpus,
+    output: Path,
+    engine: Engine,
+    should_stop: Callable[[], bool],
 ) -> Trainer:
     """Train until the end, or until it is asked to stop; progress on stderr."""
     from exlm_mini.reading.trained import open_checkpoint
@@ -151,7 +155,7 @@ def _train(
         if engine.is_main:
             settle(output, config, engine.device, engine.world_size)
     with ProgressLine(config.objective, config.train.steps) as progress:
-        is_complete = trainer.run(progress.show, requests.should_stop)
+        is_complete = trainer.run(progress.show, should_stop)
     if not is_complete:
         engine.tell(
             f"stopped at step {trainer.step} of {config.train.steps}; the same command "

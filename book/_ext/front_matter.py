@@ -137,11 +137,11 @@ class ExplorerDirective(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        from exlm_mini.reading.explorer import explorer
+        from exlm_mini.reading.explorer import Explorer
         from exlm_mini.reading.scene import scene_from_json
 
         (record,) = recorded_runs.runs_of(self.arguments[0])
-        html = explorer(scene_from_json(record["scene"])).html
+        html = Explorer(scene_from_json(record["scene"])).html
         return [nodes.raw(html, html, format="html")]
 
 

@@ -153,9 +153,10 @@ def plan(
     judged = len(problem.parts["validation"].rows) / (3 * len(rows))
     seconds = seconds_per_step(pretrained, problem, settings[0], device)
     seconds *= (1 + judged) * (sum(steps) + (len(seeds) - 1) * max(steps))
+    of_each = " to ".join(f"{n:,}" for n in sorted({min(steps), max(steps)}))
     work = (
         f"{len(settings)} setting(s), {len(seeds)} seed(s), {num_runs} run(s) "
-        f"of {min(steps):,} to {max(steps):,} steps, about {in_words(seconds)} on {device}"
+        f"of {of_each} steps, about {in_words(seconds)} on {device}"
     )
     notes = (f"{name} {json.dumps(note)}" for name, note in problem.notes.items())
     return [f"{problem.task.name}: {line}" for line in (work, *notes)]

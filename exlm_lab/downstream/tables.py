@@ -7,7 +7,7 @@ import contextlib
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -31,9 +31,11 @@ CHUNK = 1000
 # ---- reading ----
 
 
-def check_paths(table: Path, output: Path) -> None:
-    """Refuse a table that is no file, and an output that is the table."""
+def check_paths(table: Path, output: Path, endings: Collection[str] = TABLES) -> None:
+    """Refuse a table that is no file, and an output that is the table or has another ending."""
     check_file(table)
+    if output.suffix not in endings:
+        raise UserError(f"--output is {output}; give a name that ends in {', '.join(endings)}")
     if output.exists() and output.samefile(table):
         raise UserError(f"--output {output} would replace the table; give another name")
 
@@ -75,6 +77,14 @@ def progressing_chunks(path: Path, what: str) -> Iterator[tuple[int, Any]]:
             yield done, frame
             done += len(frame)
             line.tell(done, what)
+
+
+def check_read(num_read: int, table: Path, columns: Collection[str]) -> None:
+    """Refuse a table of which nothing was read: its columns are others than meant."""
+    if num_read == 0 and num_rows(table) > 0:
+        raise UserError(
+            f"no row of {table} could be read in {', '.join(columns)}; check --column"
+        )
 
 
 def read_table(path: Path) -> Any:
@@ -135,8 +145,6 @@ def with_columns(frame: Any, columns: Mapping[str, Any], word: str) -> Any:
 @contextlib.contextmanager
 def table_writer(path: Path) -> Iterator[Callable[[Any], None]]:
     """Writes data frames one below the other; the file gets its name when it is whole."""
-    if path.suffix not in TABLES:
-        raise UserError(f"--output is {path}; give a name that ends in {', '.join(TABLES)}")
     with whole_file(path) as stream, contextlib.ExitStack() as sheets:
         if path.suffix == ".parquet":
             yield _parquet_writer(path, stream, sheets)

@@ -45,7 +45,7 @@ class Molecules(NamedTuple):
 
     def rows(self, pack: Pack) -> list[np.ndarray]:
         """Framed ids of each."""
-        return [pack.gather([n])[0][0].numpy() for n in self.number_R]
+        return [pack.gather([n])[0].numpy() for n in self.number_R]
 
 
 def held_out(pack: Pack, tokenizer: Tokenizer) -> Molecules:
@@ -57,7 +57,7 @@ def held_out(pack: Pack, tokenizer: Tokenizer) -> Molecules:
     sides: dict[str, int] = {}
     rows, counts = [], [0, 0]
     for n in rng.permutation(len(pack)).tolist():
-        row_N = pack.gather([n])[0][0]
+        row_N = pack.gather([n])[0]
         molecule = read_molecule("".join(map(tokenizer.token, row_N[1:-1].tolist())))
         if molecule is None:  # a symbol was unknown
             continue

@@ -212,7 +212,7 @@ def _read(
 def _frequency_bits(pack: Pack) -> Tensor:
     """-log2 P(token) by the frequencies in some rows of a pack, plus one; (V,)."""
     special = pack.special_ids
-    token_ids_BN, _ = pack.gather(pack.spread(FREQUENCY_ROWS))
+    token_ids_BN = pack.gather(pack.spread(FREQUENCY_ROWS))
     count_V = token_ids_BN.flatten().bincount(minlength=pack.vocab_size)
     count_V[[special.pad, special.bos, special.eos]] = 0  # never masked
     return -((count_V + 1) / (count_V + 1).sum()).log2()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from exlm_mini.alignment import enumeration, naive, native, scaled, vectorized
 from exlm_mini.alignment.autograd import is_in_torch_func
-from exlm_mini.alignment.graphs import checked
+from exlm_mini.alignment.graphs import Graph, checked
 from exlm_mini.config.checks import nearest
 
 # ---- the table of backends ----
@@ -39,40 +39,31 @@ class Backend(NamedTuple):
 
 BACKENDS: dict[str, Backend] = {
     "enumerate": Backend(enumeration.log_likelihood, enumeration.viterbi),
-    "naive": Backend(naive.log_likelihood, naive.viterbi),
+    "naive": Backend(naive.log_likelihood, vectorized.viterbi),
     "vectorized": Backend(vectorized.log_likelihood, vectorized.viterbi),
     "scaled": Backend(scaled.log_likelihood, vectorized.viterbi),
     "native": Backend(native.log_likelihood, native.viterbi, native.why_not),
 }
-FASTEST_FIRST = ("native", "scaled", "vectorized")
-"""``auto`` takes the first that works on the device; the last works everywhere."""
 
 
 @cache
 def _first_that_works(device_type: str) -> str:
-    reasons = {}
-    for name in FASTEST_FIRST:
-        if (reason := BACKENDS[name].why_not(device_type)) is None:
-            break
-        reasons[name] = reason
-    if reasons:
-        without = "; ".join(
-            f"'{name}': {reason.splitlines()[0].rstrip(':')}"
-            for name, reason in reasons.items()
-        )
-        warnings.warn(
-            f"states alignment uses the backend '{name}', without {without}. "
-            "`python -m exlm_mini.doctor` tells more.",
-            stacklevel=2,
-        )
-    return name
+    reason = BACKENDS["native"].why_not(device_type)
+    if reason is None:
+        return "native"
+    warnings.warn(
+        "states alignment uses the backend 'scaled', without 'native': "
+        f"{reason.splitlines()[0].rstrip(':')}. `python -m exlm_mini.doctor` tells more.",
+        stacklevel=2,
+    )
+    return "scaled"
 
 
 def fastest(device_type: str) -> str:
     """Name of the backend that ``auto`` stands for on a type of device.
 
-    Warns once if a faster one does not work there. The first call may build the compiled
-    backend, which takes some seconds.
+    ``native``, or ``scaled`` and one warning where that does not work. The first call may build
+    the compiled backend, which takes some seconds.
     """
     return _first_that_works(device_type)
 
@@ -169,7 +160,8 @@ def posteriors(
         by_scores = torch.func.grad(total, argnums=(0, 1))
         return Posteriors(*by_scores(*(t.detach() for t in graph[:2])))
     with torch.inference_mode(False), torch.enable_grad():
-        graph = graph.ordinary()
+        # Autograd refuses tensors of inference mode.
+        graph = Graph(*(t.clone() if t.is_inference() else t for t in graph))
         scores = tuple(t.detach().requires_grad_() for t in graph[:2])
         return Posteriors(*torch.autograd.grad(total(*scores), scores))
 

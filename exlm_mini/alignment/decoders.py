@@ -86,14 +86,15 @@ def _graph(
 def _walk(graph: Graph, token_ids_BL: Tensor, log_choice_BLL: Tensor) -> Decoded:
     """From state 0 to the last one, each time to the state of the largest entry."""
     log_edge_BLL, log_best_BL = graph.log_edge_BLL, graph.log_emission_BML.squeeze(1)
-    next_BL = log_choice_BLL.argmax(dim=2)
+    # NaN among the scores is no edge where there is none.
+    next_BL = log_choice_BLL.masked_fill(log_edge_BLL == -torch.inf, -torch.inf).argmax(dim=2)
     row_B = torch.arange(len(next_BL), device=next_BL.device)
     state_B, log_score_B = torch.zeros_like(row_B), log_best_BL[:, 0]
     is_on_B = torch.ones_like(row_B, dtype=torch.bool)
     path = []
     while bool(is_on_B.any()):
         path.append(torch.where(is_on_B, state_B, -1))
-        is_on_B = is_on_B & (state_B < graph.num_states_B - 1) & (log_score_B != -torch.inf)
+        is_on_B = is_on_B & (state_B < graph.num_states_B - 1)
         next_B = next_BL[row_B, state_B]
         log_step_B = log_edge_BLL[row_B, state_B, next_B] + log_best_BL[row_B, next_B]
         log_score_B = torch.where(is_on_B, log_score_B + log_step_B, log_score_B)

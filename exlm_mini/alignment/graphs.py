@@ -28,10 +28,6 @@ class Graph(NamedTuple):
         """The same numbers in float64."""
         return self.to(torch.float64)
 
-    def ordinary(self) -> Graph:
-        """The same graph for autograd, which refuses the tensors of inference mode: copies."""
-        return Graph(*(t.clone() if t.is_inference() else t for t in self))
-
     @property
     def is_state_BL(self) -> Tensor:
         """bool, true for the states that a row has."""
@@ -99,11 +95,12 @@ def _count_per_row(
         raise ValueError(
             f"want {name} one integer or int64 ({B},), got {count.dtype} {tuple(count.shape)}"
         )
+    count = count.to(torch.int64)  # unsigned ones of two bytes have no minimum
     # A traced value has no number to compare, and that of a GPU would have to be waited for.
     is_known = B > 0 and count.device.type == "cpu" and not torch.compiler.is_compiling()
     if is_known and not (int(count.min()) >= 1 and int(count.max()) <= largest):
         raise ValueError(f"{name} must lie in 1..{largest}, got {count.tolist()}")
-    return count.to(log_emission.device, torch.int64).expand(B)
+    return count.to(log_emission.device).expand(B)
 
 
 def _is_integer(dtype: torch.dtype) -> bool:

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment.autograd import is_eager, with_gradients
+from exlm_mini.alignment import vectorized
+from exlm_mini.alignment.autograd import is_eager, is_in_torch_func, with_gradients
 from exlm_mini.alignment.build import BuildError, build
 from exlm_mini.alignment.graphs import Graph
 
@@ -115,20 +116,17 @@ def _load(device_type: str) -> Kernels | BuildError:
 
 @functools.cache
 def why_not(device_type: str) -> str | None:
-    """Why this backend does not work on a type of device; None if it does.
+    """Why this backend does not work on a type of device such as ``cpu``; None if it does.
 
     The first call builds the library if necessary and runs it once: a library may load and still
     fail, for example if the driver is older than the compiler.
-
-    Args:
-        device_type: ``cpu``, ``cuda``, or another.
     """
     kernels = _load(device_type)
     if isinstance(kernels, BuildError):
         return str(kernels)
     try:
         with torch._C._DisableFuncTorch():  # a transform would wrap the tensors
-            score = torch.zeros(1, 1, 1, device=device_type)
+            score = torch.zeros(1, 1, 1, dtype=torch.float32, device=device_type)
             one = torch.ones(1, dtype=torch.int64, device=device_type)
             if type(score) is Tensor:  # no fake one, where only shapes are computed
                 log_likelihood_with(kernels, (score, score, one, one))[0].item()
@@ -267,4 +265,6 @@ def log_likelihood(*arguments: Tensor) -> Tensor:
 
 def viterbi(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     """See ``alignment.viterbi``; sums in double precision. NaN has no path, and NaN."""
+    if is_in_torch_func() or type(arguments[0]) is not Tensor:  # no memory that can be read
+        return vectorized.viterbi(*arguments)
     return viterbi_with(_kernels(arguments[0].device), arguments)

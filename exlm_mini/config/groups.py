@@ -149,11 +149,6 @@ class MaskingConfig:
     """spans only: all of span_length, or SpanBERT's geometric law with that mean, cut at twice
     it."""
 
-    @property
-    def has_fixed_count(self) -> bool:
-        """Whether a row has ``mask_ratio`` times its length of masks, rounded, and at least one."""
-        return self.strategy in ("fixed_count", "spans", "units")
-
 
 def _words(value: Any) -> Any:
     """A single word for a list of one."""

@@ -24,13 +24,11 @@ from exlm_mini.config.checks import RARE, Count, Positive, UserError, mistake_in
 from exlm_mini.config.recipes import load_recipe, recipe_names, replaced
 
 
-class Debugging:
+class Debugging(argparse.Action):
     """Whether ``--debug`` was given."""
 
     is_on = False
 
-
-class _Debug(argparse.Action):
     def __call__(self, *_: object) -> None:
         Debugging.is_on = True
 
@@ -41,7 +39,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self.add_argument(
-            "--debug", action=_Debug, nargs=0, dest=argparse.SUPPRESS,
+            "--debug", action=Debugging, nargs=0, dest=argparse.SUPPRESS,
             help="show the traceback behind a mistake",
         )  # fmt: skip
 

@@ -32,11 +32,6 @@ def epoch_order(lengths_R: np.ndarray, batch_size: int, seed: int, epoch: int) -
     so a batch holds rows of similar length and little padding. The rows that complete the last
     batch of the epoch before, and those left over for the first of the next, stay in random order.
 
-    Args:
-        lengths_R: tokens per row.
-        batch_size: rows per step.
-        seed, epoch: counters the order depends on.
-
     Returns:
         int64 permutation of 0..R-1.
     """
@@ -182,5 +177,4 @@ def _masked(
     step: np.ndarray | int,
 ) -> MaskedBatch:
     """Rows of a pack with their masks; ``epoch_B`` may be one epoch for all rows."""
-    token_ids_BN, _ = pack.gather(row_B)
-    return masker(token_ids_BN, np.broadcast_to(epoch_B, row_B.shape), row_B, step)
+    return masker(pack.gather(row_B), np.broadcast_to(epoch_B, row_B.shape), row_B, step)

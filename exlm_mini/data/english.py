@@ -15,12 +15,7 @@ def embedded_english() -> Iterator[str]:
     """
     from pydoc_data.topics import topics
 
-    seen: set[str] = set()
-    for name in sorted(topics):
-        for section in _sections(topics[name]):
-            if section not in seen:
-                seen.add(section)
-                yield section
+    yield from dict.fromkeys(s for name in sorted(topics) for s in _sections(topics[name]))
 
 
 def _sections(topic: str) -> Iterator[str]:

@@ -112,6 +112,11 @@ def refused(error: OSError) -> UserError:
         return UserError(f"no space left to write {error.filename or 'the output'}; make room")
     if error.filename is None:
         raise error
+    folder = Path(os.fsdecode(error.filename)).parent
+    if error.errno == errno.ENOENT and not folder.exists():
+        return UserError(
+            f"cannot write {error.filename}, as there is no folder {folder}; make it"
+        )
     return UserError(
         f"cannot read or write {error.filename} ({error.strerror}); see what it is and who may "
         "use it, or choose another path"

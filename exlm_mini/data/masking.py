@@ -206,11 +206,8 @@ class Masker:
     def is_maskable(self, token_ids_BN: Tensor) -> Tensor:
         """Which tokens may be masked, bool (B, N)."""
         special = self.special_ids
-        return (
-            (token_ids_BN != special.pad)
-            & (token_ids_BN != special.bos)
-            & (token_ids_BN != special.eos)
-        )
+        never = token_ids_BN.new_tensor([special.pad, special.bos, special.eos])
+        return ~torch.isin(token_ids_BN, never)
 
     def choose(
         self,

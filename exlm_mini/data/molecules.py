@@ -90,12 +90,8 @@ class Molecule(NamedTuple):
 
 
 def clean(entry: str, cleaning: Cleaning) -> Molecule | None:
-    """One molecule, cleaned; None if RDKit reads no atom in it, or it is too large.
-
-    Args:
-        entry: its SMILES, perhaps with a name (see ``smiles_in``).
-        cleaning: what to do.
-    """
+    """One molecule, cleaned; None if RDKit reads no atom in it, or it is too large. ``entry`` is
+    its SMILES, perhaps with a name (see ``smiles_in``)."""
     from rdkit import Chem
 
     text = smiles_in(entry)

@@ -215,17 +215,9 @@ class Pack:
         num_rows = min(num_rows, len(self))
         return np.arange(num_rows) * len(self) // num_rows
 
-    def gather(
-        self, indices: Sequence[int] | np.ndarray | torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Some rows as one batch.
-
-        Args:
-            indices: row numbers from 0, repeats allowed.
-
-        Returns:
-            token_ids_BN, int64, short rows filled with [PAD]; lengths_B, int64.
-        """
+    def gather(self, indices: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:
+        """Some rows as one batch, by their numbers from 0, repeats allowed: token_ids_BN, int64,
+        short rows filled with [PAD]."""
         import torch
 
         indices = np.asarray(indices, dtype=np.int64).reshape(-1)
@@ -234,4 +226,4 @@ class Pack:
         is_token_BN = column_N < lengths_B[:, None]
         place_BN = np.where(is_token_BN, self._offsets[indices, None] + column_N, 0)
         token_ids_BN = np.where(is_token_BN, self._tokens[place_BN], self.special_ids.pad)
-        return torch.from_numpy(token_ids_BN.astype(np.int64)), torch.from_numpy(lengths_B)
+        return torch.from_numpy(token_ids_BN.astype(np.int64))

@@ -61,11 +61,19 @@ class ExLMPreTrainedModel(NoCopiedCode, PreTrainedModel):
         # They have initialised themselves, unless transformers gave them no memory yet.
         for weight in self.exlm.parameters():
             weight._is_hf_initialized = not weight.is_meta  # type: ignore[attr-defined]
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.heads = nn.ModuleList(nn.Linear(*sizes) for sizes in self._head_sizes())
+        self.post_init()
+
+    def _head_sizes(self) -> Sequence[tuple[int, int]]:
+        """Inputs and outputs of the layers that fine-tuning adds."""
+        return []
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise what no file held, as training does; weights with the flag stay."""
-        if isinstance(module, nn.Linear) and module in getattr(self, "heads", ()):
+        """Initialise what no file held, as training does, heads as PyTorch does; weights with the
+        flag stay."""
+        if isinstance(module, nn.Linear) and module in self.heads:
             bound = module.in_features**-0.5
             init.uniform_(module.weight, -bound, bound)
             init.uniform_(module.bias, -bound, bound)
@@ -119,10 +127,6 @@ class ExLMPreTrainedModel(NoCopiedCode, PreTrainedModel):
 class ExLMModel(ExLMPreTrainedModel):
     """The encoder: one state per input token, [BOS] and [EOS] included."""
 
-    def __init__(self, config: ExLMConfig) -> None:
-        super().__init__(config)
-        self.post_init()
-
     @can_return_tuple
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None
@@ -132,10 +136,6 @@ class ExLMModel(ExLMPreTrainedModel):
 
 class ExLMForMaskedLM(ExLMPreTrainedModel):
     """Pre-training by states alignment (§4.3) or as a masked language model, and filling masks."""
-
-    def __init__(self, config: ExLMConfig) -> None:
-        super().__init__(config)
-        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -191,9 +191,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
     ) -> tuple[Tensor, Tensor]:
         """Fill the masks of each row together, by the tokens of its best path.
 
-        Args:
-            input_ids: int64 (B, N), as from the tokenizer; the model in evaluation mode.
-            attention_mask: 0 at padding; None: padding has its id.
+        The model is in evaluation mode, and the arguments are those of ``forward``.
 
         Returns:
             The filled rows, int64 (B, N), and log P of the chosen tokens together, (B,), in nats,
@@ -213,23 +211,10 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         return filled_BN, log_joint_B
 
 
-class _WithHeads(ExLMPreTrainedModel):
-    """A model for fine-tuning; ``heads`` are its new layers, initialised as in PyTorch."""
-
-    def __init__(self, config: ExLMConfig) -> None:
-        super().__init__(config)
-        self.dropout = nn.Dropout(config.classifier_dropout)
-        self.heads = nn.ModuleList(nn.Linear(*sizes) for sizes in self._sizes())
-        self.post_init()
-
-    def _sizes(self) -> Sequence[tuple[int, int]]:
-        raise NotImplementedError
-
-
-class ExLMForSequenceClassification(_WithHeads):
+class ExLMForSequenceClassification(ExLMPreTrainedModel):
     """Dropout, dense, tanh, dropout and output on [BOS]: the head of BERT and RoBERTa."""
 
-    def _sizes(self) -> Sequence[tuple[int, int]]:
+    def _head_sizes(self) -> Sequence[tuple[int, int]]:
         width = self.config.hidden_size
         return [(width, width), (width, self.config.num_labels)]
 
@@ -252,10 +237,10 @@ class ExLMForSequenceClassification(_WithHeads):
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
 
-class ExLMForQuestionAnswering(_WithHeads):
+class ExLMForQuestionAnswering(ExLMPreTrainedModel):
     """Start and end of an answer, as in SQuAD."""
 
-    def _sizes(self) -> Sequence[tuple[int, int]]:
+    def _head_sizes(self) -> Sequence[tuple[int, int]]:
         return [(self.config.hidden_size, 2)]
 
     @can_return_tuple

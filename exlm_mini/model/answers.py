@@ -136,7 +136,6 @@ class StateScores:
         loss = states_alignment_loss(
             log_likelihood_B.masked_fill(~self.has_mask_B, -torch.inf),
             self.is_scored_BM.sum(dim=1),
-            on_no_path="skip",
         )
         return Scored(loss, int(is_lost_B.sum()))
 

@@ -163,16 +163,8 @@ class VocabularyHead(nn.Module):
     def log_emission(
         self, state_BLD: Tensor, embedding_VD: Tensor, target_ids_BM: Tensor
     ) -> Tensor:
-        """log P_u(y_i) of each row's targets at its own states.
-
-        Args:
-            state_BLD: hidden states of the graph.
-            embedding_VD: the tied embedding.
-            target_ids_BM: int64.
-
-        Returns:
-            log_emission_BML in nats, at least float32.
-        """
+        """log P_u(y_i) of each row's targets at its own states: log_emission_BML in nats, at least
+        float32; ``embedding_VD`` is the tied embedding."""
         feature_BLD = self._features(state_BLD)
         lse_BL = log_sum_exp_logits(
             feature_BLD.flatten(0, 1), embedding_VD, self.bias, self.chunk

@@ -117,7 +117,15 @@ class ExLM(nn.Module):
             Scores for ``answers.log_likelihood``.
         """
         hidden_BTD, graph = self.encode(masked_ids_BN, is_masked_BN, token_ids_BN)
-        return self.score(self.states(hidden_BTD, graph), graph, chain_share)
+        state_BLD = self.states(hidden_BTD, graph)
+        log_transition_BLL = self._link(state_BLD, graph, chain_share)
+        log_emission_BML, log_blank_BL = self._emit(state_BLD, graph)
+        # [BOS] and [EOS] are targets, but with the paper's boundary they are not scored.
+        is_official = self.config.boundary == "official"
+        is_scored_BM = graph.is_target_BM if is_official else graph.is_mask_BM
+        return StateScores(
+            log_emission_BML, log_transition_BLL, log_blank_BL, graph, is_scored_BM, state_BLD, self
+        )  # fmt: skip
 
     def answer(
         self, batch: MaskedBatch, chain_share: float = 0.0, num_copies: int = 1
@@ -129,17 +137,6 @@ class ExLM(nn.Module):
         """state_BLD: the hidden states of the graph, plus the clone embedding if there is one."""
         state_BLD = gather_states(hidden_BTD, graph)
         return state_BLD if self.clone is None else state_BLD + self.clone(graph.clone_BL)
-
-    def score(
-        self, state_BLD: Tensor, graph: StateGraph, chain_share: float = 0.0
-    ) -> StateScores:
-        """The second half of ``forward``: link the states and score the targets."""
-        log_transition_BLL = self._link(state_BLD, graph, chain_share)
-        log_emission_BML, log_blank_BL = self._emit(state_BLD, graph)
-        is_scored_BM = self._is_scored(graph)
-        return StateScores(
-            log_emission_BML, log_transition_BLL, log_blank_BL, graph, is_scored_BM, state_BLD, self
-        )  # fmt: skip
 
     def token_logits(self, state_BLD: Tensor) -> Tensor:
         """token_logits_BLV of any states, for reading the model; training never needs them."""
@@ -169,10 +166,6 @@ class ExLM(nn.Module):
             state_BLD, weight_VD, torch.cat([graph.target_ids_BM, blank_B1], dim=1)
         )
         return log_emission_BXL[:, :-1], log_emission_BXL[:, -1]
-
-    def _is_scored(self, graph: StateGraph) -> Tensor:
-        """Every target with the official boundary, only masked tokens with the paper's."""
-        return graph.is_target_BM if self.config.boundary == "official" else graph.is_mask_BM
 
 
 def token_states(model: MaskedLM | ExLM, token_ids_BN: Tensor, num_copies: int = 1) -> Tensor:

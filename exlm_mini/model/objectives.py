@@ -6,7 +6,6 @@ Shapes: B rows, S masked tokens of a whole batch, V vocabulary.
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,29 +29,21 @@ def mlm_loss(token_logits_SV: Tensor, target_ids_S: Tensor) -> Tensor:
     return total / max(len(target_ids_S), 1)
 
 
-def states_alignment_loss(
-    log_likelihood_B: Tensor,
-    num_scored_B: Tensor,
-    on_no_path: Literal["raise", "skip"] = "raise",
-) -> Tensor:
+def states_alignment_loss(log_likelihood_B: Tensor, num_scored_B: Tensor) -> Tensor:
     """L_SA = -log f_{M,L}, per target (§4.3).
 
     Deviation from §4.3, after the released code: each row's loss is divided by its number of
     targets, then rows are averaged. The released code counts a row without a path as loss 0;
-    here such a row raises an error or is left out of the mean.
+    here such a row is left out of the mean.
 
     Args:
         log_likelihood_B: in nats, from ``answers.log_likelihood``.
         num_scored_B: int64, scored targets of each row.
-        on_no_path: ``raise``, or ``skip`` rows whose log-likelihood is -inf.
 
     Returns:
-        Scalar in nats per target; 0 when every row is skipped.
+        Scalar in nats per target; 0 where no row has a path.
     """
     has_path_B = log_likelihood_B != -torch.inf
-    if on_no_path == "raise" and not bool(has_path_B.all()):
-        rows = (~has_path_B).nonzero().flatten().tolist()
-        raise ValueError(f"no path through the graph spells the targets of row(s) {rows}")
     loss_B = -log_likelihood_B.masked_fill(~has_path_B, 0.0)
     num_scored_B = num_scored_B.clamp(min=1)
     return (loss_B / num_scored_B).sum() / has_path_B.sum().clamp(min=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,22 +25,18 @@ class Panel(NamedTuple):
     training: str | None
     """Key in the lines of a log."""
     held_out: str | None = None
-    convert: Callable[[pd.Series], pd.Series] = pd.Series
-    """From the numbers of training batches to those of the panel."""
-
-
-def _percent(share: pd.Series) -> pd.Series:
-    return 100 * share
+    factor: float = 1
+    """From the numbers of a log to those of the panel."""
 
 
 PANELS = {
     "training loss": Panel("nats per target; ExLM: with [BOS], [EOS]", "loss"),
     "mask accuracy": Panel(
-        "% of masked tokens", "mask_accuracy", "validation_mask_accuracy", _percent
+        "% of masked tokens", "mask_accuracy", "validation_mask_accuracy", 100
     ),
     "perplexity": Panel("of a masked token", None, "validation_perplexity"),
     "speed": Panel("input tokens per second", "tokens_per_second"),
-    "peak memory": Panel("GiB", "peak_memory_mib", None, lambda mib: mib / 1024),
+    "peak memory": Panel("GiB", "peak_memory_mib", None, 1 / 1024),
 }
 """By title, in the order in which they are drawn: first those of Figure 9."""
 
@@ -62,9 +58,7 @@ def read(logs: Mapping[str, Path]) -> pd.DataFrame:
             for rows, key in ((TRAINING, panel.training), (HELD_OUT, panel.held_out)):
                 if key is not None and key in lines:
                     known = lines.dropna(subset=key)
-                    value = known[key].astype(float)
-                    if rows == TRAINING or panel.convert is _percent:
-                        value = panel.convert(value)
+                    value = panel.factor * known[key].astype(float)
                     about = {"run": run, "panel": title, "rows": rows}
                     parts.append(known[["step"]].assign(value=value, **about))
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)

@@ -122,7 +122,6 @@ def read_row(
         masked_ids_BN: int64, one row: [BOS], tokens and [MASK]s, [EOS], no padding.
         chain_share: as in ``ExLM.forward``, for a model from the start of training.
         num_copies: k of §3, of every token; 1 but for Repeated MLM.
-
     """
     if model.training:
         raise ValueError("the model is in training mode, where dropout is random; call eval()")

@@ -75,4 +75,4 @@ def tell(
     for place, reason in sorted(reasons.items())[:NUM_TOLD]:
         report(f"{where.format(first + place)}: {reason}; {end}")
     if (more := len(reasons) - NUM_TOLD) > 0:
-        report(f"{more:,} more are unreadable; {end}")
+        report(f"{more:,} more are unreadable")

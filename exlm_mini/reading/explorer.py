@@ -48,7 +48,15 @@ class Explorer:
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
-        self.html = _element(scene)
+        payload = scene.to_json()
+        name = hashlib.sha256(payload.encode()).hexdigest()[:10]
+        self.html = (
+            f'<div class="exlm-widget tex2jax_ignore mathjax_ignore" data-exlm="{name}"'
+            f' role="group" aria-label="Explorer of the state graph"'
+            f' data-scene="{escape(payload)}">\n<style>\n{STYLE}</style>\n'
+            f"<div>This graph is drawn by JavaScript.</div>\n"
+            f"<script>\n{SCRIPT.replace('NAME', name)}</script>\n</div>"
+        )
         """The element with its style and script, for any page."""
 
     def _repr_html_(self) -> str:
@@ -63,21 +71,3 @@ class Explorer:
         body = f"{self.html}\n{below}"
         page = PAGE.format(title=escape(title), style=PAGE_STYLE, body=body)
         Path(path).write_text(page, encoding="utf-8")
-
-
-def explorer(scene: Scene) -> Explorer:
-    """Draw a scene."""
-    return Explorer(scene)
-
-
-def _element(scene: Scene) -> str:
-    """The scene and its script, which draws it into the element."""
-    payload = scene.to_json()
-    name = hashlib.sha256(payload.encode()).hexdigest()[:10]
-    return (
-        f'<div class="exlm-widget tex2jax_ignore mathjax_ignore" data-exlm="{name}"'
-        f' role="group" aria-label="Explorer of the state graph"'
-        f' data-scene="{escape(payload)}">\n<style>\n{STYLE}</style>\n'
-        f"<div>This graph is drawn by JavaScript.</div>\n"
-        f"<script>\n{SCRIPT.replace('NAME', name)}</script>\n</div>"
-    )

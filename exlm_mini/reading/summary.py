@@ -65,7 +65,7 @@ def _print_prize(config: RunConfig, corpus: Corpus, trainer: Trainer) -> None:
 def _masked_example(config: RunConfig, corpus: Corpus) -> str:
     """A held-out text, or its beginning, with its slots or else one token hidden."""
     tokenizer = corpus.validation.tokenizer()
-    row = corpus.validation.gather([0])[0][0].tolist()
+    row = corpus.validation.gather([0])[0].tolist()
     if slots := slots_of(config):
         words = [
             MASK if i in slots else tokenizer.token(row[i]) for i in range(1, len(row) - 1)

@@ -37,7 +37,7 @@ from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.decoding import Reading, read_row
 from exlm_mini.reading.entries import MOST_UNKNOWN, listed, readable, tell
-from exlm_mini.reading.explorer import Explorer, explorer
+from exlm_mini.reading.explorer import Explorer
 from exlm_mini.reading.runs import REMEDY, SHIPPED, fine_tuning, model_directory
 from exlm_mini.reading.scene import read_scene
 from exlm_mini.training.checkpoint import (
@@ -47,7 +47,7 @@ from exlm_mini.training.checkpoint import (
     load_checkpoint,
 )
 from exlm_mini.training.console import say
-from exlm_mini.training.parts import load_model, make_masker, score
+from exlm_mini.training.parts import load_model, make_masker
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ class Trained:
             unknown = self._unknown(entries[partly[0]])
             report(
                 "unknown",
-                f"{len(partly)} of {len(rows)} texts hold what {self.run} does not know and reads "
-                f"as [UNK], such as {unknown} in texts[{partly[0]}]",
+                f"{len(partly)} of {len(rows)} texts hold what the model does not know and reads "
+                f"as [UNK], such as {unknown}",
             )
         vectors_BD = torch.full((len(entries), self.config.model.shape.width), torch.nan)
         order, frame = list(rows), torch.tensor([special.pad, special.bos, special.eos])
@@ -164,7 +164,7 @@ class Trained:
     def explore(self, text: str) -> Explorer:
         """The graph of the states of the masks, for display in a notebook or to ``save``."""
         reading = self.fill(text).reading
-        return explorer(read_scene(reading, self.tokenizer, self.masked_row(text)))
+        return Explorer(read_scene(reading, self.tokenizer, self.masked_row(text)))
 
     def loss(self, texts: Sequence[str], seed: int = 1) -> Tensor:
         """The loss of pre-training on these texts, in nats per target, a scalar with gradient.
@@ -189,7 +189,7 @@ class Trained:
         masker = make_masker(replace(self.config, seed=seed), special, lambda: self.tokenizer)
         counter_B = np.arange(len(rows_BN))
         batch = masker(rows_BN, 0 * counter_B, counter_B, 0)
-        return score(self.model, batch, self.config.chain_share(self.step)).loss
+        return self.model.answer(batch, self.config.chain_share(self.step)).scored().loss
 
     def masked_row(self, text: str) -> Tensor:
         """masked_ids_BN of one text with masks, between [BOS] and [EOS]."""

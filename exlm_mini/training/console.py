@@ -49,7 +49,8 @@ def exit_code(
 ) -> int:
     """Run a command and return its exit code; a failure is one line.
 
-    Of the processes that a launcher started on one machine, the first prints the line.
+    Of the processes that a launcher started on one machine, the first prints the line, unless it is
+    about a file or a disk that another alone could not use.
 
     Args:
         command: the work; returning None means 0. Training saves and stops by itself.
@@ -69,7 +70,8 @@ def exit_code(
         line = _line_of(error)
         if is_talking and Debugging.is_on:
             traceback.print_exception(error)
-        if is_talking:
+        # What all share has become a UserError.
+        if is_talking or isinstance(error, OSError):
             say(f"error: {line}")
         else:
             # torchrun ends all processes when one ends: let the other one print first.
@@ -175,31 +177,21 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-class Requests:
-    """What signals asked a run to do."""
-
-    is_stop_asked = False
-
-    def should_stop(self) -> bool:
-        """Save and stop after this step."""
-        return self.is_stop_asked
-
-
 @contextlib.contextmanager
-def requests_by_signal(report: Callable[[str], None] = say) -> Iterator[Requests]:
-    """Turn SIGINT and SIGTERM into a request to save and stop.
+def stop_by_signal(report: Callable[[str], None] = say) -> Iterator[Callable[[], bool]]:
+    """Turn SIGINT and SIGTERM into a request to save and stop; gives a function that says whether
+    one came.
 
     A second one stops at once, if it comes at least ``SECONDS_BETWEEN_SIGNALS``
     later: torchrun forwards signals, and a scheduler may also send them to the process itself.
     """
-    requests = Requests()
-    asked_at = 0.0
+    asked_at: float | None = None
 
     def ask_to_stop(number: int, frame: FrameType | None) -> None:
         nonlocal asked_at
         now = time.monotonic()
-        if not requests.is_stop_asked:
-            requests.is_stop_asked, asked_at = True, now
+        if asked_at is None:
+            asked_at = now
             report("stopping after this step; a checkpoint will be saved")
         elif now - asked_at > SECONDS_BETWEEN_SIGNALS:
             signal.signal(number, previous[signal.Signals(number)])
@@ -208,7 +200,7 @@ def requests_by_signal(report: Callable[[str], None] = say) -> Iterator[Requests
     numbers = signal.SIGINT, signal.SIGTERM
     previous = {number: signal.signal(number, ask_to_stop) for number in numbers}
     try:
-        yield requests
+        yield lambda: asked_at is not None
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

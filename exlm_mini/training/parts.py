@@ -1,4 +1,4 @@
-"""The parts of a run: model, masks, batches, optimiser, schedules, and the loss of a batch.
+"""The parts of a run: masks, and the model with its weights.
 
 All are functions of the settings; ``trainer`` puts them together.
 """
@@ -15,12 +15,11 @@ from torch import Tensor
 
 from exlm_mini.config import RunConfig, SpecialIds
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.masking import MaskedBatch, Masker
+from exlm_mini.data.masking import Masker
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.data.units import Units
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.answers import Scored
 from exlm_mini.training.checkpoint import Checkpoint
 
 
@@ -79,8 +78,3 @@ def set_weights(
             f"{remedy}"
         )
     model.load_state_dict(weights)
-
-
-def score(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) -> Scored:
-    """The loss of one micro-batch, and the counts beside it."""
-    return model.answer(batch, chain_share).scored()

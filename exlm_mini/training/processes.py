@@ -31,7 +31,6 @@ from exlm_mini.data.files import refused
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model.answers import Scored
 from exlm_mini.training.console import launched_rank, say
-from exlm_mini.training.parts import score
 
 LONGEST_WAIT = datetime.timedelta(days=7)
 """The first process may take long to prepare a corpus; a process that died is noticed at once."""
@@ -68,8 +67,6 @@ def plan_batch(train: TrainConfig, num_devices: int, option: str = "--devices") 
     if train.batch_tokens is not None:
         unit, name = "tokens", "tokens"
         size, micro = train.batch_tokens, train.micro_batch_tokens
-    if num_devices < 1:
-        raise UserError(f"{option} is {num_devices}; it must be at least 1")
     share = num_devices * (micro or 1)
     if size % share:
         of_each = f" x train.micro_batch_{name} {micro:,}" if micro else ""
@@ -130,15 +127,11 @@ def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
 
 
 def is_in_bf16(precision: str, device: torch.device) -> bool:
-    """Whether the encoder works in bf16 on a device."""
-    return precision == "bf16" or (
-        precision == "auto" and device.type == "cuda" and has_bf16(device)
-    )
-
-
-def has_bf16(gpu: torch.device) -> bool:
-    """Whether a GPU has bf16 instructions, as all since Ampere; older ones emulate it slowly."""
-    return torch.cuda.get_device_capability(gpu) >= (8, 0)
+    """Whether the encoder works in bf16 on a device; ``auto``: on GPUs that have instructions for
+    it, as all since Ampere; older ones emulate it slowly."""
+    if precision == "auto" and device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return precision == "bf16"
 
 
 def choose_device(name: str) -> torch.device:
@@ -197,7 +190,7 @@ class Engine:
         return model
 
     def score(self, part: MaskedBatch, chain_share: float) -> Scored:
-        """The loss of one micro-batch under the wrapped model, see ``parts.score``."""
+        """The loss of one micro-batch and the counts beside it, under the wrapped model."""
         return self._scorer(part, chain_share)
 
     def tell(self, line: str) -> None:
@@ -218,10 +211,9 @@ class Engine:
             distributed.all_reduce(numbers, group=self._group)
         return numbers
 
-    def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Which flags are raised in at least one process."""
-        counts = self.add_up(torch.tensor(flags, dtype=torch.float64))
-        return tuple(count > 0 for count in counts.tolist())
+    def any(self, flag: bool) -> bool:
+        """Whether it is true in at least one process."""
+        return bool(self.add_up(torch.tensor(flag, dtype=torch.float64)) > 0)
 
     def same(self, value: Any) -> Any:
         """The first process's value."""
@@ -270,7 +262,7 @@ class _Scorer(nn.Module):
         self.model = model
 
     def forward(self, part: MaskedBatch, chain_share: float) -> Scored:
-        return score(self.model, part, chain_share)
+        return self.model.answer(part, chain_share).scored()
 
 
 def _connect(device: torch.device) -> Any:

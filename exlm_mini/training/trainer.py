@@ -62,8 +62,9 @@ class Trainer:
         self.engine = engine = engine or Engine(choose_device(config.train.device))
         config = with_precision(config, engine.device)
         check_spread(config, engine.world_size)
-        for stage, _ in config.stages:  # the later ones before the hours of the first
-            check_fits(stage, train_pack, validation_pack, engine.device, engine.world_size)
+        with engine.together():  # their machines may differ
+            for stage, _ in config.stages:  # the later ones before the hours of the first
+                check_fits(stage, train_pack, validation_pack, engine.device, engine.world_size)
         self.train_pack, self.validation_pack = train_pack, validation_pack
         self.output, self.report = output, report
         self._checkpoints = output / "checkpoints"
@@ -138,7 +139,7 @@ class Trainer:
                 if self.step % train.validate_every == 0 or self.step == self._end:
                     evaluation = self.evaluation = self.validate(self.step)
                     watched = watch() if engine.is_main else {}
-                (is_stopped,) = engine.any(should_stop())
+                is_stopped = engine.any(should_stop())
                 is_last = self.step == self._end or is_stopped
                 seconds = max(time.monotonic() - start, 1e-9)
                 self.seconds = before + seconds
@@ -270,7 +271,7 @@ class Trainer:
             report = self.report if engine.is_main else lambda line: None
             checkpoint = latest_checkpoint(self._checkpoints, report)
         step = 0 if checkpoint is None else checkpoint.step
-        if any(engine.any(step != engine.same(step))):
+        if engine.any(step != engine.same(step)):
             raise UserError(
                 f"processes see other checkpoints in {self._checkpoints}; all machines must see "
                 "one --output"

@@ -37,7 +37,8 @@ PLACE = {
 # torch, numpy, pydantic and safetensors.
 CORE = {
     "exlm_mini.alignment", "exlm_mini.model", "exlm_mini.training", "exlm_mini.config.recipes",
-    "exlm_mini.data.packs", "exlm_mini.data.masking", "exlm_mini.data.batches",
+    "exlm_mini.data.packs", "exlm_mini.data.corpus", "exlm_mini.data.masking",
+    "exlm_mini.data.batches",
     "exlm_mini.reading.trained", "exlm_mini.config.options", "exlm_mini.doctor",
     "exlm_lab.benchmarks", "exlm_lab.bench",
 }  # fmt: skip

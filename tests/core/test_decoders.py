@@ -51,6 +51,19 @@ def scores_of_paths(log_token_LV, log_transition_LL, L):
     }
 
 
+@pytest.mark.parametrize("decode", [best_path, greedy, lookahead])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_wrong_score_of_a_token_ends_the_walk_with_a_score_that_shows_it(decode, wrong):
+    log_token_BLV, log_transition_BLL, _ = drawn(0, [6], 1.0)
+    for state in range(6):
+        bad_BLV = log_token_BLV.clone()
+        bad_BLV[0, state, 1] = wrong
+        decoded = decode(bad_BLV, log_transition_BLL, 6)
+        is_met = state in decoded.path_BM[0].tolist()
+        assert bool(decoded.log_score_B.isfinite()) == (not is_met)
+        assert is_met or decode is greedy
+
+
 @given(**GRAPHS)
 @settings(max_examples=60)
 def test_the_best_path_is_the_best_of_all_and_the_others_are_paths(seed, num_states, density):

@@ -77,6 +77,20 @@ def test_fake_tensors_get_the_shapes_of_a_gpu(dtype):
     assert {t.device.type for t in results} == {"cuda"}
 
 
+def test_a_best_path_of_fake_tensors_has_a_shape():
+    with FakeTensorMode():
+        path_BM, log_score_B = viterbi(*(torch.zeros(2, M, 7) for M in (3, 7)), 3, 7)
+    assert path_BM.shape == (2, 3) and log_score_B.shape == (2,)
+
+
+def test_it_works_whatever_the_default_dtype_is():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert native.why_not.__wrapped__("cpu") is None
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 STUB = """
 extern "C" const char* dag_cuda_error(int code) { return code == 209 ? "no image" : "?"; }
 extern "C" int dag_cuda_viterbi_float32() { return 209; }

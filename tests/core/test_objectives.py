@@ -61,28 +61,17 @@ def nats(*values: float) -> Tensor:
 
 def test_the_loss_by_hand_with_rows_without_a_path_left_out():
     log_likelihood_B, num_scored_B = nats(-6.0, -math.inf, -4.0), torch.tensor([3, 7, 1])
-    loss = states_alignment_loss(log_likelihood_B, num_scored_B, "skip")
+    loss = states_alignment_loss(log_likelihood_B, num_scored_B)
     assert loss.item() == 3.0  # 6 / 3 and 4 / 1, then their mean
     loss.backward()
     assert_same(log_likelihood_B.grad, torch.tensor([-1 / 6, 0.0, -1 / 2]).double(), 1e-7)
     whole = log_likelihood_B.detach()[[0, 2]]
     assert states_alignment_loss(whole, num_scored_B[[0, 2]]).item() == 3.0
-    assert states_alignment_loss(nats(-math.inf), torch.tensor([2]), "skip").item() == 0
+    assert states_alignment_loss(nats(-math.inf), torch.tensor([2])).item() == 0
 
 
-@pytest.mark.parametrize("on_no_path", ["raise", "skip"])
-def test_nan_is_not_hidden(on_no_path):
-    loss = states_alignment_loss(nats(-1.0, math.nan), torch.ones(2), on_no_path)
-    assert loss.isnan()
-
-
-def test_a_row_without_masks_costs_nothing_where_boundaries_are_not_scored():
-    model = make_model(boundary="paper")
-    loss = loss_of(model, masked_rows([BOS, 6, 7, EOS]))
-    assert abs(loss.item()) < 1e-12
-    loss.backward()
-    for parameter in model.parameters():
-        assert parameter.grad is None or parameter.grad.isfinite().all()
+def test_nan_is_not_hidden():
+    assert states_alignment_loss(nats(-1.0, math.nan), torch.ones(2)).isnan()
 
 
 # ---- one state per mask: ExLM is MLM ----

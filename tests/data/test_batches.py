@@ -106,7 +106,7 @@ def test_a_batch_is_its_rows_masked_by_epochs_and_step_whatever_was_asked_before
     batches = make(pack)
     for step in (19, 0, 7, 7, 13):
         row_B, epoch_B = rows_and_epochs(make(pack), step)
-        expected = masker()(pack.gather(row_B)[0], epoch_B, row_B, step)
+        expected = masker()(pack.gather(row_B), epoch_B, row_B, step)
         (part,) = batches.parts(step)
         assert equal(part, expected)
 
@@ -157,7 +157,7 @@ def test_validation_takes_rows_from_all_over_once_each_with_masks_of_its_own(pac
     row_R = np.argsort(pack.lengths_R, kind="stable")
     (batch,) = validation_batches(pack, masker(), 23, 23)
     own, first = (
-        masker()(pack.gather(row_R)[0], np.full(23, epoch), row_R, row_R)
+        masker()(pack.gather(row_R), np.full(23, epoch), row_R, row_R)
         for epoch in (VALIDATION_EPOCH, 0)
     )
     assert equal(batch, own) and not equal(batch, first)

@@ -207,7 +207,7 @@ def test_the_rows_are_the_text_of_one_side_by_its_hash(tmp_path):
     for pack, side in ((corpus.train, False), (corpus.validation, True)):
         text = [line for line in lines if (hash_of(line, 1) <= bound) == side]
         stream = "[SEP]".join(text)
-        rows, _ = pack.gather(range(len(pack)))
+        rows = pack.gather(range(len(pack)))
         assert stream.startswith(tokenizer.decode(rows[:, 1:-1].reshape(-1)))
         counts = counts_of(pack)
         assert counts["documents"] == len(text) and counts["dropped_tokens"] < 14

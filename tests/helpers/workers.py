@@ -181,6 +181,14 @@ def trainings(directory):
     full = OSError(errno.ENOSPC, "No space left on device")
     with patch("exlm_mini.training.checkpoint.write_synced", side_effect=full):
         train("full", PLAIN)
+    small = UserError("too little memory") if is_second else None
+    with patch("exlm_mini.training.trainer.check_fits", side_effect=small):
+        try:
+            train("small", PLAIN)
+        except UserError as error:
+            (directory / "small" / f"rank-{engine.rank}.json").write_text(
+                json.dumps(str(error))
+            )
     engine.finish()
 
 

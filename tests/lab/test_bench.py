@@ -97,22 +97,27 @@ def test_without_its_reference_there_is_no_ratio():
     assert alone["reference"] is alone["wall_ratio"] is None
 
 
-@pytest.mark.parametrize("counts", ["targets, states", "states, targets"])
-def test_a_backend_of_somebody_else_is_timed_and_judged(counts, tmp_path):
-    is_released = counts.startswith("states")
-    file = tmp_path / (RELEASED if is_released else "mine.py")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(
-        "from exlm_mini.alignment import dag_log_likelihood\nassert __file__\n"
-        f"def {'torch_dag_loss' if is_released else 'log_likelihood'}(match, links, {counts}):\n"
-        "    return dag_log_likelihood(match, links, targets, states) + 1.0\n"
-    )
-    extra = tmp_path if is_released else file
-    argv = ["dag", "--shape", "2,3,6", "--extra-backend", str(extra)]
+def test_backends_of_somebody_else_are_timed_and_judged(tmp_path, monkeypatch):
+    for name in ("naive", "scaled"):
+        monkeypatch.delitem(BACKENDS, name)
+    mine, released = tmp_path / "mine.py", tmp_path / "theirs" / RELEASED
+    argv = ["dag", "--shape", "2,3,6"]
+    for file, extra, function, counts in (
+        (mine, mine, "log_likelihood", "targets, states"),
+        (released, tmp_path / "theirs", "torch_dag_loss", "states, targets"),
+    ):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(
+            "from exlm_mini.alignment import dag_log_likelihood\nassert __file__\n"
+            f"def {function}(match, links, {counts}):\n"
+            "    return dag_log_likelihood(match, links, targets, states) + 1.0\n"
+        )
+        argv += ["--extra-backend", str(extra)]
     found = {record["backend"]: record for record in records_of(tmp_path, *argv)}
-    theirs, ours = found[extra.stem], found["vectorized"]
-    assert theirs["errors"]["log_likelihood"] > 1e-3 > ours["errors"]["log_likelihood"]
-    assert theirs["errors"]["grad_emission"] < 1e-5
+    for name in ("mine", "theirs"):
+        theirs, ours = found[name], found["vectorized"]
+        assert theirs["errors"]["log_likelihood"] > 1e-3 > ours["errors"]["log_likelihood"]
+        assert theirs["errors"]["grad_emission"] < 1e-5
 
 
 @pytest.mark.parametrize(

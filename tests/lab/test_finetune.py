@@ -15,12 +15,11 @@ from refusals import told
 from tiny_runs import write_molecules
 
 from exlm_lab.downstream.prepared import make_span_problem
-from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.squad import load_squad
 from exlm_lab.finetune import main, parse
 from exlm_mini.config import SPECIAL_TOKENS
 from exlm_mini.data.files import write_json
-from exlm_mini.data.tokenizer import Tokenizer, train_smiles
+from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.reading.trained import load
 from exlm_mini.training.console import ProgressLine
 
@@ -67,7 +66,7 @@ def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys, m
     why = "RDKit reads no molecule in 'C1CC'"
     assert f'bbbp: rejected [{{"row": 40, "why": "{why}"}}]' in planned
     # Two runs of two steps of 10 s, and after 32 rows 4 are judged, each for a third as long.
-    assert planned[0].endswith("2 run(s) of 2 to 2 steps, about 42 s on cpu")
+    assert planned[0].endswith("2 run(s) of 2 steps, about 42 s on cpu")
     assert not output.exists()
     results = done(argv, output)
     shown = capsys.readouterr().out
@@ -221,10 +220,10 @@ def test_data_that_will_not_do_are_refused_before_training(runs, tmp_path, capsy
     assert not (tmp_path / "out").exists(), "a mistake leaves nothing behind"
 
 
-def test_stereo_marks_go_where_the_vocabulary_has_none(pretrained):
-    marked = train_smiles(["C[C@H](N)O", "C[C@@H](N)O"])
-    for tokenizer, is_stripped in ((pretrained.tokenizer, True), (marked, False)):
-        assert ReadingConfig().cleaning(tokenizer).strip_stereo == is_stripped
+@pytest.mark.parametrize(("name", "task"), [("mine.csv.gz", "mine"), (".hidden.csv", "hidden")])
+def test_a_task_has_the_name_of_its_table(name, task):
+    argv = [name, "--column", "a", "--target", "b", "--from", "molecules"]
+    assert parse(argv).options.task == [task]
 
 
 # ---- SQuAD ----

@@ -83,8 +83,9 @@ def test_no_more_molecules_than_asked_for_are_drawn_by_the_toss_of_a_coin(
 def test_features_are_the_mean_states_of_the_symbols_alone(kind, expand_at, num_copies, corpus):
     model = kind(replace(SMALL, expand_at=expand_at), corpus.train.vocab_size).eval()
     model.encoder.final_norm = nn.Identity()  # what comes out is then the last layer
-    token_ids_BN, lengths_B = corpus.validation.gather(range(3))
-    rows = [row[:n].numpy() for row, n in zip(token_ids_BN, lengths_B, strict=True)]
+    pack = corpus.validation
+    padded = zip(pack.gather(range(3)), pack.lengths_R, strict=False)
+    rows = [row_N[:length].numpy() for row_N, length in padded]
     found_RD = features(model, rows, num_copies)
     assert found_RD.shape == (3, 2 * 16)
     for feature_D, row_N in zip(found_RD, rows, strict=True):

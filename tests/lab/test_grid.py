@@ -190,14 +190,7 @@ def make(pretrained, shift):
 QUICK = TuneConfig(epochs=1, batch_size=2)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda record: record.pop("metrics"),
-        lambda record: record["metrics"]["validation"].update(accuracy=math.nan),
-    ],
-)
-def test_runs_of_other_data_or_weights_are_not_mixed(change, pretrained, problem, tmp_path):
+def test_runs_of_other_data_or_weights_are_not_mixed(pretrained, problem, tmp_path):
     ledger = TuningLedger(tmp_path, pretrained, problem, "cpu")
     made = ledger.run(QUICK, 1)
     other = TuningLedger(tmp_path, pretrained, make(pretrained, 1))
@@ -205,10 +198,9 @@ def test_runs_of_other_data_or_weights_are_not_mixed(change, pretrained, problem
     other = TuningLedger(tmp_path, replace(pretrained, sha256="0"), problem)
     told(lambda: other.run(QUICK, 1), "another pretrained")
     path = next(tmp_path.glob("cells/**/seed-1.json"))
-    record = json.loads(path.read_text())
-    change(record)
-    path.write_text(json.dumps(record))
-    told(lambda: ledger.run(QUICK, 1), path, "run is made again")
+    for metrics in (None, {"validation": {"accuracy": math.nan}}):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"metrics": metrics}))
+        told(lambda: ledger.run(QUICK, 1), path, "run is made again")
     path.unlink()
     assert ledger.run(QUICK, 1)["metrics"] == made["metrics"]
 

@@ -1,6 +1,5 @@
 """The scorecard says of each claim what the records say, and every page says the same."""
 
-import itertools
 import re
 import shutil
 import subprocess
@@ -35,6 +34,17 @@ def results(tmp_path_factory) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     return folder / "book" / "results"
+
+
+@pytest.fixture(scope="module")
+def scores(results):
+    return scorecard.scorecard(results)
+
+
+@pytest.fixture(scope="module")
+def judged(results):
+    """The verdicts of each experiment of the study."""
+    return verdicts(results)
 
 
 ACCURACY = printed_grid("Figure 3", "mnli")
@@ -100,8 +110,8 @@ def test_shares_are_told_in_points_and_missing_seeds_are_said(metric, difference
     assert score.evidence == f"planned, primary; {len(differences)} of 3 seeds"
 
 
-def test_a_row_says_whether_it_was_planned_its_seeds_and_the_aids(results):
-    evidence = {s.text: s.evidence for s in scorecard.scorecard(results)}
+def test_a_row_says_whether_it_was_planned_its_seeds_and_the_aids(scores):
+    evidence = {s.text: s.evidence for s in scores}
     assert {
         "Lost words cost more than [MASK] does": "planned, primary; 10 of 10 seeds",
         "ExLM's transitions do this": "planned, primary; 10 of 10 seeds; both aids",
@@ -115,15 +125,15 @@ def test_a_row_says_whether_it_was_planned_its_seeds_and_the_aids(results):
     }.items() <= evidence.items()  # fmt: skip
 
 
-def test_a_claim_that_the_study_denies_is_judged_the_other_way_round(results):
-    (score,) = (s for s in scorecard.scorecard(results) if s.row.is_denied)
-    (study,) = (v for v in verdicts(results)["escape"] if v.claim.id == score.verdict.claim.id)
+def test_a_claim_that_the_study_denies_is_judged_the_other_way_round(scores, judged):
+    (score,) = (s for s in scores if s.row.is_denied)
+    (study,) = (v for v in judged["escape"] if v.claim.id == score.verdict.claim.id)
     assert study.word == "for" and score.verdict.word == "against"
     assert study.differences == score.verdict.differences
 
 
-def test_no_interval_of_the_ladder_holds_more_bits_than_there_are(results):
-    found = [v for v in verdicts(results)["ladder"] if v.claim.base == "floor_bits_per_row"]
+def test_no_interval_of_the_ladder_holds_more_bits_than_there_are(judged):
+    found = [v for v in judged["ladder"] if v.claim.base == "floor_bits_per_row"]
     assert len(found) == 4
     for verdict in found:
         shared = int(verdict.claim.cell.rpartition("-")[2])
@@ -134,8 +144,7 @@ def test_no_interval_of_the_ladder_holds_more_bits_than_there_are(results):
         assert is_cut == (shared > 1) and is_cut == (" to " in verdict.shown(2))
 
 
-def test_the_readme_counts_the_verdicts_of_the_records_planned_and_others_apart(results):
-    scores = scorecard.scorecard(results)
+def test_the_readme_counts_the_verdicts_of_the_records_planned_and_others_apart(scores, judged):
     text = " ".join((ROOT / "README.md").read_text().split())
     told = []
     for is_planned in (True, False):
@@ -147,8 +156,7 @@ def test_the_readme_counts_the_verdicts_of_the_records_planned_and_others_apart(
     (planned, of_planned), (others, of_others) = told
     assert f"{len(scores)} claims. Of these {planned} were planned: {of_planned}" in text
     assert re.search(rf"Of the {others} others, hints [^.]+ {re.escape(of_others)}", text)
-    judged = itertools.chain(*verdicts(results).values())
-    primary = [verdict for verdict in judged if verdict.claim.is_primary]
+    primary = [v for own in judged.values() for v in own if v.claim.is_primary]
     count = Counter(v.word.partition(",")[0] for v in primary if v.half_width is not None)
     ends = f"{count['for']} hold, {count['against']} do not, {count['undecided']} are undecided"
     waiting = len(primary) - count.total()

@@ -26,21 +26,12 @@ from exlm_lab.experiments.paper import printed
 from exlm_lab.experiments.records import add, read
 from exlm_lab.experiments.running import Runner
 from exlm_mini.config import RunConfig, TrainConfig
-from exlm_mini.config.recipes import plain
+from exlm_mini.config.recipes import dotted, plain
 from exlm_mini.reading.trained import load
 from exlm_mini.training.checkpoint import latest_checkpoint
 from exlm_mini.training.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def dotted(config):
-    """Settings of a run by dotted name."""
-    flat = {}
-    for name, value in plain(config).items():
-        inner = value.items() if isinstance(value, dict) else ()
-        flat |= {f"{name}.{key}": item for key, item in inner} or {name: value}
-    return flat
 
 
 # ---- the tables ----
@@ -57,7 +48,7 @@ def test_a_cell_differs_from_its_base_only_as_it_says(name):
         assert not is_sweep or cell.name.startswith(f"{cell.input}-")
         assert cell.seeds == tuple(range(1, len(cell.seeds) + 1))
         assert cell.paper is None or cell.paper[1] in printed(cell.paper[0])
-        base, own = dotted(load_base(cell.base)), dotted(cell.config(7))
+        base, own = (dotted(plain(run)) for run in (load_base(cell.base), cell.config(7)))
         changed = {key for key in own if own[key] != base[key]}
         assert changed <= {*cell.settings, "seed"}, cell.name
         assert own == own | cell.settings | {"seed": 7}, cell.name

@@ -16,7 +16,7 @@ from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.data.tokenizer import train_byte_level_bpe, word_level
 from exlm_mini.model import ExLM
 from exlm_mini.reading.decoding import read_row
-from exlm_mini.reading.explorer import explorer
+from exlm_mini.reading.explorer import Explorer
 from exlm_mini.reading.scene import Scene, conditionals, read_scene, scene_from_json
 from exlm_mini.reading.structures import likeliest_fillings, structures
 
@@ -195,11 +195,11 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_the_page_is_a_function_of_the_scene_and_asks_for_nothing_from_elsewhere(tmp_path):
-    html = explorer(MOODS).html
-    assert html == explorer(MOODS)._repr_html_()
-    other = explorer(MOODS._replace(text=["they felt", "and", "!"])).html
+    html = Explorer(MOODS).html
+    assert html == Explorer(MOODS)._repr_html_()
+    other = Explorer(MOODS._replace(text=["they felt", "and", "!"])).html
     assert len({re.search('data-exlm="(\\w+)"', page)[1] for page in (html, other)}) == 2
-    explorer(MOODS).save(tmp_path / "explorer.html", title="</title><script>")
+    Explorer(MOODS).save(tmp_path / "explorer.html", title="</title><script>")
     page = (tmp_path / "explorer.html").read_text(encoding="utf-8")
     assert html in page and page.startswith("<!doctype html>")
     assert "<title>&lt;/title&gt;&lt;script&gt;</title>" in page
@@ -222,7 +222,7 @@ def show(chromium, tmp_path):
 
     def open_page(*scenes, width=1000):
         path = tmp_path / f"{len(pages)}.html"
-        explorer(scenes[0]).save(path, below="".join(explorer(s).html for s in scenes[1:]))
+        Explorer(scenes[0]).save(path, below="".join(Explorer(s).html for s in scenes[1:]))
         contexts.append(chromium.new_context(viewport={"width": width, "height": 800}))
         pages.append(path.as_uri())
         page = contexts[-1].new_page()

@@ -139,9 +139,9 @@ def test_the_newest_run_is_the_default(runs, toy, tmp_path, monkeypatch, capsys)
         # 2 of 21 tokens and both boundaries have one state more: 25 of 24 positions.
         ([f"{TEXT} so so so so so so so so"], "21 tokens with [BOS] and [EOS], 25 after"),
         ([TEXT, "--run", "nowhere"], "there is no checkpoint in nowhere"),
-        ([TEXT, "--top", 0], "--top is 0"),
+        ([TEXT, "--top", 0], "--top: it is '0'"),
         ([TEXT, "--ran", "x"], "--ran"),
-        ([TEXT, "--html", "no/explorer.html"], "no/explorer.html (No such file"),
+        ([TEXT, "--html", "no/explorer.html"], "there is no folder no; make it"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, words, toy, tmp_path, monkeypatch, capsys):

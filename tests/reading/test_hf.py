@@ -20,7 +20,6 @@ from exlm_mini.data.molecules import embedded_molecules
 from exlm_mini.data.tokenizer import MASK
 from exlm_mini.export import card, main
 from exlm_mini.reading.decoding import read_row
-from exlm_mini.training.parts import score
 
 transformers = pytest.importorskip("transformers")
 
@@ -193,7 +192,7 @@ def test_the_loss_is_that_of_training(name, runs):
     batch = hf.collator(tokenizer, 0.4, "spans")(rows)
     is_masked = batch["labels"] != -100
     tokens = torch.where(is_masked, batch["labels"], batch["input_ids"])
-    own = score(model.exlm, MaskedBatch(batch["input_ids"], is_masked, tokens), 0.0)
+    own = model.exlm.answer(MaskedBatch(batch["input_ids"], is_masked, tokens)).scored()
     model.config.chain_share = 0.0
     assert model(**batch).loss.item() == pytest.approx(own.loss.item(), rel=1e-6)
 
@@ -303,6 +302,8 @@ def test_a_head_is_drawn_and_the_encoder_loaded(kind, names, runs):
     if kind == "QuestionAnswering":  # no answer begins or ends in padding
         assert max(out.start_logits[1, 3], out.end_logits[1, 3]) < -1e8
         half = model.half()(ids)
+        for logits in (half.start_logits, half.end_logits):
+            assert (logits[1, 3:] < logits[1, :3].min() - 1e4).all()
         assert (half.start_logits + half.end_logits).isfinite().all()
 
 

@@ -90,8 +90,6 @@ def test_saving_and_loading_keep_every_number(head, setting, tmp_path):
     for name, weight in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], weight), name
     assert torch.equal(main_output(head, again(**INPUTS)), main_output(head, model(**INPUTS)))
-    torch.save(model.state_dict(), tmp_path / "weights.pt")
-    assert not again.load_state_dict(torch.load(tmp_path / "weights.pt")).missing_keys
 
 
 @every_head
@@ -105,13 +103,9 @@ def test_arguments_come_in_one_order_and_results_as_a_tuple_if_asked(head):
     # Trainer drops the columns that are not in this signature.
     names = list(inspect.signature(model.forward).parameters)
     assert names == ["input_ids", "attention_mask", *named]
-
-
-@every_head
-@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states", "inputs_embeds"])
-def test_what_is_not_followed_is_refused_by_name(head, name):
-    with pytest.raises(TypeError, match=name):
-        make(head)(**INPUTS, **{name: True})
+    for option in ("output_attentions", "output_hidden_states", "inputs_embeds"):
+        with pytest.raises(TypeError, match=option):
+            model(**INPUTS, **{option: True})
 
 
 @every
@@ -186,25 +180,6 @@ def test_a_compiled_model_says_the_same():
 # ---- rows ----
 
 
-@pytest.mark.parametrize("setting", ["exlm", "paper", "ctc", "late", "mlm"])
-def test_a_row_without_masks_does_not_count(setting):
-    model = make("MaskedLM", setting)
-    target = labels("MaskedLM")["labels"][:1]
-    plain = torch.tensor([[1, 7, 8, 9, 10, 11, 2]])
-    none = torch.full_like(plain, -100)
-    alone = model(IDS[:1], labels=target).loss
-    beside = model(
-        torch.cat([plain, IDS[:1], plain]), labels=torch.cat([none, target, none])
-    ).loss
-    assert beside.item() == pytest.approx(alone.item(), rel=1e-5)
-    ours, expected = (
-        torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-        for loss in (beside, alone)
-    )
-    for grad, same in zip(ours, expected, strict=True):
-        torch.testing.assert_close(grad, same, atol=1e-6, rtol=1e-4)
-
-
 @every_setting
 def test_a_batch_without_masks_teaches_nothing(setting):
     model = make("MaskedLM", setting).train()
@@ -216,10 +191,16 @@ def test_a_batch_without_masks_teaches_nothing(setting):
         assert weight.grad is None or not weight.grad.any(), name
 
 
-def test_the_usual_collator_is_refused_for_the_right_reason():
+@pytest.fixture(scope="module")
+def molecules():
+    """A tokenizer and a model of its vocabulary."""
     own = train_smiles(["CC(=O)Nc1ccc(O)cc1"])
-    tokenizer, model = hf.tokenizer_for(own), make(vocab_size=own.vocab_size)
-    row, has_pad = tokenizer("CC(=O)Nc1ccc(O)cc1"), set()
+    return hf.tokenizer_for(own), make(vocab_size=own.vocab_size)
+
+
+def test_the_usual_collator_is_refused_for_the_right_reason(molecules):
+    (tokenizer, model), has_pad = molecules, set()
+    row = tokenizer("CC(=O)Nc1ccc(O)cc1")
     for seed in range(12):
         collate = transformers.DataCollatorForLanguageModeling(
             tokenizer, mlm_probability=0.5, seed=seed
@@ -231,9 +212,8 @@ def test_the_usual_collator_is_refused_for_the_right_reason():
     assert has_pad == {True, False}
 
 
-def test_masks_that_stood_in_the_text_are_refused_for_the_right_reason():
-    own = train_smiles(["CC(=O)Nc1ccc(O)cc1"])
-    tokenizer, model = hf.tokenizer_for(own), make(vocab_size=own.vocab_size)
+def test_masks_that_stood_in_the_text_are_refused_for_the_right_reason(molecules):
+    tokenizer, model = molecules
     with pytest.raises(ValueError, match=r"leave out texts that hold \[MASK\]"):
         model(**hf.collator(tokenizer)([tokenizer("CC[MASK]Nc1ccc(O)cc1")]))
 
@@ -244,13 +224,6 @@ def test_what_stands_at_padding_has_no_effect(setting):
     other = IDS.masked_fill(IDS == 0, 5), INPUTS["attention_mask"]
     ours, same = model(*other, **labels("MaskedLM")), model(**INPUTS, **labels("MaskedLM"))
     assert torch.equal(ours.loss, same.loss) and torch.equal(ours.logits, same.logits)
-
-
-def test_padding_is_no_answer_in_half_precision():
-    model = make("QuestionAnswering").half()
-    start, end = model(**INPUTS, return_dict=False)
-    assert start.isfinite().all() and end.isfinite().all()
-    assert (start[1, 5:] < start[1, :5].min() - 1e4).all()
 
 
 @every_head
@@ -334,15 +307,12 @@ def test_settings_that_contradict_each_other_are_refused_in_one_line(options, wo
 # ---- pipelines ----
 
 
-def test_pipelines_of_features_and_classes_run():
+def test_the_pipeline_of_features_cuts_what_is_too_long():
     own = train_byte_level_bpe(["the cat sat on the mat. a dog ran"] * 9, 300)
     tokenizer = hf.tokenizer_for(own, 58)
-    text, long = "the cat sat", "the cat sat on the mat. " * 30
-
-    def pipeline(task, head, **options):
-        model = make(head, vocab_size=own.vocab_size)
-        return transformers.pipeline(task, model=model, tokenizer=tokenizer, **options)
-
-    cut = {"tokenize_kwargs": {"truncation": True}}
-    assert len(pipeline("feature-extraction", "Model", **cut)(long)[0]) == 58
-    assert "score" in pipeline("text-classification", "SequenceClassification")(text)[0]
+    model = make("Model", vocab_size=own.vocab_size)
+    features = transformers.pipeline(
+        "feature-extraction", model=model, tokenizer=tokenizer,
+        tokenize_kwargs={"truncation": True},
+    )  # fmt: skip
+    assert len(features("the cat sat on the mat. " * 30)[0]) == 58

@@ -175,6 +175,10 @@ def test_a_disk_full_for_the_first_process_ends_all_in_one_line(two):
     assert "no space left" in first["error"]
 
 
+def test_memory_that_is_too_small_for_one_process_ends_all_in_one_line(two):
+    assert seen(two, "small") == ["too little memory"] * 2
+
+
 # ---- the command, under torchrun ----
 
 COMMAND = [*TOY, "--train.steps", "12", "--train.save_every", "3"]

@@ -26,7 +26,7 @@ from exlm_mini.training.cost import (
     plan_batch,
     row_flops,
 )
-from exlm_mini.training.parts import make_model, score
+from exlm_mini.training.parts import make_model
 
 SPECIAL = SpecialIds()
 
@@ -85,7 +85,7 @@ def saved_bytes(config, vocab_size, row_length):
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=is_low),
     ):
-        assert score(model, batch).loss.requires_grad
+        assert model.answer(batch).scored().loss.requires_grad
     return sum(size for address, (_, size) in kept.items() if address not in weights)
 
 
@@ -127,7 +127,7 @@ def counted_flops(config, vocab_size, num_rows, row_length, num_masks, backward)
     batch = batch_of(config, vocab_size, num_rows, row_length, num_masks)
     counter = FlopCounterMode(display=False)
     with sdpa_kernel(SDPBackend.MATH), counter:
-        loss = score(model, batch).loss
+        loss = model.answer(batch).scored().loss
         if backward:
             loss.backward()
     return counter.get_total_flops() / num_rows
@@ -187,7 +187,6 @@ TOKENS = {"batch_tokens": 64_000}
             8,
             "use --devices 4, or train.micro_batch_tokens 8,000",
         ),
-        (ROWS, 0, "--devices is 0"),
     ],
 )
 def test_a_batch_that_cannot_be_spread_is_told_with_what_can(train, num_devices, remedy):

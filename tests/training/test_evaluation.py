@@ -17,7 +17,7 @@ from exlm_mini.training import evaluation
 from exlm_mini.training.checkpoint import latest_checkpoint
 from exlm_mini.training.cost import longest_row
 from exlm_mini.training.evaluation import evaluate, row_bits_and_correct
-from exlm_mini.training.parts import load_model, make_masker, make_model, score
+from exlm_mini.training.parts import load_model, make_masker, make_model
 from exlm_mini.training.processes import Engine
 
 SPECIAL = SpecialIds()
@@ -54,23 +54,10 @@ def test_bits_of_mlm_are_a_sum_over_masks(packs, objective):
 
 
 @pytest.mark.parametrize(
-    ("boundary", "transition", "share"),
-    [("official", "gated", 0.0), ("paper", "gated", 0.5), ("paper", "uniform", 1.0)],
+    ("transition", "boundary"), [("gated", "official"), ("gated", "paper"), ("ctc", "official")]
 )
-def test_bits_of_exlm_are_those_of_the_joint_without_boundaries(
-    packs, boundary, transition, share
-):
-    config = changed(CONFIG, model={"boundary": boundary, "transition": transition})
-    model, batch = untrained(config), batch_of(packs, config)
-    bits_B = row_bits_and_correct(model, batch, share)[0]
-    with torch.no_grad():
-        log_joint_B = log_likelihood(model(*batch, share), with_boundaries=False)
-    torch.testing.assert_close(bits_B, -log_joint_B / math.log(2), check_dtype=False)
-
-
-@pytest.mark.parametrize("transition", ["gated", "ctc"])
-def test_a_row_without_masks_costs_no_bits_and_counts_in_no_loss(packs, transition):
-    config = changed(CONFIG, model={"transition": transition})
+def test_a_row_without_masks_costs_no_bits_and_counts_in_no_loss(packs, transition, boundary):
+    config = changed(CONFIG, model={"transition": transition, "boundary": boundary})
     model, batch = untrained(config), batch_of(packs, config)
     is_masked_BN = batch.is_masked_BN & (torch.arange(len(batch.is_masked_BN)) < 3)[:, None]
     masked_ids_BN = torch.where(is_masked_BN, batch.masked_ids_BN, batch.token_ids_BN)
@@ -78,7 +65,7 @@ def test_a_row_without_masks_costs_no_bits_and_counts_in_no_loss(packs, transiti
     bits_B = row_bits_and_correct(model, batch)[0]
     assert (bits_B[:3] > 0).all() and not bits_B[3:].any()
     masked_alone = type(batch)(*(part_BN[:3] for part_BN in batch))
-    loss, alone = (score(model, rows).loss.item() for rows in (batch, masked_alone))
+    loss, alone = (model.answer(rows).scored().loss.item() for rows in (batch, masked_alone))
     assert loss == pytest.approx(alone, rel=1e-5)
 
 
@@ -118,39 +105,28 @@ def test_rows_without_a_path_are_left_out_of_the_loss_and_counted(packs, monkeyp
     whole_B = log_likelihood(untrained(CONFIG)(*batch)).detach()
     lost_B = whole_B.index_fill(0, torch.tensor([3, 4]), -torch.inf)
     monkeypatch.setattr(answers, "log_likelihood", lambda scores: lost_B)
-    scored = score(untrained(CONFIG), batch)
+    scored = untrained(CONFIG).answer(batch).scored()
     num_targets_B = batch.is_masked_BN.sum(dim=1) + 2  # [BOS] and [EOS]
     expected = -(whole_B / num_targets_B)[torch.isfinite(lost_B)].mean().item()
     assert scored.num_without_path == 2
     assert scored.loss.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_rows_without_a_path_are_counted_apart(packs, monkeypatch):
+@pytest.mark.parametrize("longest", [2, -1], ids=["some", "none"])
+def test_rows_without_a_path_are_counted_apart(packs, monkeypatch, longest):
     def bits_and_correct(model, batch, share):
         num_masks_B = batch.is_masked_BN.sum(dim=1)
-        return torch.where(num_masks_B > 2, torch.inf, 3.0), num_masks_B
+        return torch.where(num_masks_B > longest, torch.inf, 3.0), num_masks_B
 
     monkeypatch.setattr(evaluation, "row_bits_and_correct", bits_and_correct)
     num_masks_B = batch_of(packs, CONFIG).is_masked_BN.sum(dim=1)
-    fits_B = num_masks_B <= 2
-    assert 0 < int(fits_B.sum()) < 19
-    masker = make_masker(CONFIG, SPECIAL)
-    result = evaluate(untrained(CONFIG), packs[1], masker, 19, ENGINE)
-    assert result.num_rows == int(fits_B.sum())
-    assert result.num_without_path == 19 - result.num_rows
-    assert result.num_masks == result.num_correct == int(num_masks_B[fits_B].sum())
-    assert result.bits_per_row == 3.0
-
-
-def test_a_validation_in_which_no_row_has_a_path_is_not_finite(packs, monkeypatch):
-    def bits_and_correct(model, batch, share):
-        num_masks_B = batch.is_masked_BN.sum(dim=1)
-        return torch.full(num_masks_B.shape, torch.inf), num_masks_B
-
-    monkeypatch.setattr(evaluation, "row_bits_and_correct", bits_and_correct)
+    fits_B = num_masks_B <= longest
+    num_rows = int(fits_B.sum())
+    assert num_rows < 19 and (num_rows > 0) == (longest == 2)
     result = evaluate(untrained(CONFIG), packs[1], make_masker(CONFIG, SPECIAL), 19, ENGINE)
-    assert (result.num_rows, result.num_without_path, result.bits) == (0, 19, 0.0)
-    assert not result.is_finite
+    assert (result.num_rows, result.num_without_path) == (num_rows, 19 - num_rows)
+    assert result.num_masks == result.num_correct == int(num_masks_B[fits_B].sum())
+    assert result.bits == 3.0 * num_rows and result.is_finite == (num_rows > 0)
 
 
 # ---- models ----
@@ -172,9 +148,9 @@ def test_no_batch_is_longer_than_the_longest_row(packs, objective, model, strate
     model.encoder.register_forward_hook(
         lambda module, inputs, hidden_BTD: lengths.append(hidden_BTD.shape[1])
     )
-    token_ids_BN, _ = packs[0].gather(range(37))
+    token_ids_BN = packs[0].gather(range(37))
     for step in range(5):
-        score(model, masker(token_ids_BN, np.full(37, step), np.arange(37), step))
+        model.answer(masker(token_ids_BN, np.full(37, step), np.arange(37), step)).scored()
     assert max(lengths) <= bound
     assert max(lengths) == bound or strategy == "bernoulli"
 

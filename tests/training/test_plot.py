@@ -12,6 +12,7 @@ from commands import fails
 
 from exlm_mini.plot import main
 from exlm_mini.plot.curves import PANELS, draw, read
+from exlm_mini.plot.style import save_figure
 
 
 def write_log(folder, scale=1.0, with_accuracy=True, end=""):
@@ -88,21 +89,26 @@ def test_many_long_names_leave_room_for_the_curves(tmp_path):
     plt.close(figure)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")]
-)
-def test_a_figure_is_written_twice_with_the_same_bytes(tmp_path, suffix, start):
-    """Of a run of two models, one of which is writing a line."""
+def test_a_figure_of_two_models_is_written_while_one_of_them_is_trained(tmp_path):
     write_log(tmp_path / "run" / "mlm")
     write_log(tmp_path / "run" / "exlm", end='{"step": 110, "lo')
-    output = tmp_path / f"figure{suffix}"
-    written, open_before = [], plt.get_fignums()
-    for _ in range(2):
-        assert main([str(tmp_path / "run"), "--output", str(output)]) == 0
-        written.append(output.read_bytes())
-    assert written[0] == written[1] and written[0].startswith(start)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [output.name, "run"]
+    open_before = plt.get_fignums()
+    assert main([str(tmp_path / "run"), "--output", str(tmp_path / "figure.png")]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figure.png", "run"]
     assert plt.get_fignums() == open_before
+
+
+def test_equal_figures_have_equal_bytes(tmp_path):
+    log = write_log(tmp_path / "run")
+    one, other = figure_of(run=log), figure_of(run=log)
+    for suffix, start in ((".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")):
+        written = []
+        for figure in (one, other):
+            save_figure(figure, tmp_path / f"figure{suffix}")
+            written.append((tmp_path / f"figure{suffix}").read_bytes())
+        assert written[0] == written[1] and written[0].startswith(start)
+    plt.close(one)
+    plt.close(other)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +117,7 @@ def test_a_figure_is_written_twice_with_the_same_bytes(tmp_path, suffix, start):
         ("absent", "a.png", "absent holds no metrics.jsonl"),
         ("new", "a.png", "no run has logged a step yet"),
         ("run", "curves.gif", "curves.gif must end in .png, .svg, .pdf"),
-        ("run", "no/folder/a.png", "No such file"),
+        ("run", "no/folder/a.png", "there is no folder no/folder; make it"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(tmp_path, monkeypatch, capsys, run, output, words):

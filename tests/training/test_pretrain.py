@@ -19,7 +19,7 @@ from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import dotted, plain, recipe_names, stored_config
 from exlm_mini.pretrain import INTERRUPTED, main
 from exlm_mini.training.checkpoint import load_checkpoint
-from exlm_mini.training.console import ProgressLine, requests_by_signal
+from exlm_mini.training.console import ProgressLine, stop_by_signal
 from exlm_mini.training.metrics import read_metrics
 from exlm_mini.training.processes import with_precision
 
@@ -131,7 +131,7 @@ def test_the_same_command_again_does_nothing(tmp_path, capsys):
 
 def test_minutes_become_steps_that_a_run_keeps(tmp_path, monkeypatch, capsys):
     """About so long goes by, and the stopped run ends with the bits of the whole one."""
-    timed = [*TOY, "--train.minutes", "0.05", "--output", str(tmp_path)]
+    timed = [*TOY, "--train.minutes", "0.02", "--output", str(tmp_path)]
     stop_after(monkeypatch, 1)
     timing, threads = pretrain._steps_in, []
 
@@ -147,7 +147,7 @@ def test_minutes_become_steps_that_a_run_keeps(tmp_path, monkeypatch, capsys):
     assert (code, f"about {steps:,} steps here" in err) == (INTERRUPTED, True)
     trains(capsys, *timed)
     seconds = read_metrics(tmp_path / "metrics.jsonl")[-1]["seconds"]
-    assert 1 < seconds < 9  # of 3, on whatever else this machine does
+    assert 0.4 < seconds < 3.6  # of 1.2, on whatever else this machine does
     whole = tmp_path / "whole"
     planned, kept = parse(TOY)[0].train, stored_config(tmp_path / "config.yaml").train
     assert kept.warmup_steps == round(planned.warmup_steps * steps / planned.steps)
@@ -198,10 +198,10 @@ def test_a_second_signal_stops_at_once_unless_it_is_the_first_again(
     # A shell starts what it runs in the background deaf to SIGINT.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with requests_by_signal(lines.append) as requests:
-            assert not requests.should_stop()
+        with stop_by_signal(lines.append) as should_stop:
+            assert not should_stop()
             signal.raise_signal(signal.SIGINT)
-            assert requests.should_stop()
+            assert should_stop()
             now += seconds
             with stops:
                 signal.raise_signal(signal.SIGINT)

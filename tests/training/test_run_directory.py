@@ -27,6 +27,12 @@ HOLDER = (
 )
 
 
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch):
+    """A directory that is taken is refused at once."""
+    monkeypatch.setattr(run_directory._take, "__defaults__", (0.0,))
+
+
 @pytest.mark.reliability
 def test_second_process_is_refused_and_a_dead_one_is_succeeded(tmp_path):
     path = tmp_path / "runs" / "a"

@@ -20,7 +20,6 @@ from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, TrainConfig
 from exlm_mini.config.recipes import dotted, load_recipe, replaced
 from exlm_mini.training.metrics import read_metrics
-from exlm_mini.training.parts import score
 from exlm_mini.training.run_directory import FREE_SETTINGS
 
 # Typed from the paper: rates, batches, epochs, shares of warm-up, dropout of the pooler.
@@ -112,7 +111,7 @@ def test_pretraining_is_adamw_in_float64(packs, tmp_path, objective):
     records = read_metrics(tmp_path / "metrics.jsonl")
     for step, rate in enumerate(RATES):
         share = CHAIN_SHARES[step] if objective == "exlm" else 0.0
-        loss = score(model, whole(trainer.stepper.batches, step), share).loss
+        loss = model.answer(whole(trainer.stepper.batches, step), share).scored().loss
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm).item()
         adam.param_groups[0]["lr"] = rate

@@ -21,7 +21,7 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.training.checkpoint import load_checkpoint
 from exlm_mini.training.evaluation import evaluate
 from exlm_mini.training.metrics import read_metrics
-from exlm_mini.training.parts import make_masker, score
+from exlm_mini.training.parts import make_masker
 from exlm_mini.training.processes import Engine
 
 CONFIG = changed(PLAIN, model={"num_layers": 1}, micro_batch_size=None)
@@ -175,7 +175,7 @@ def test_parts_of_a_batch_of_tokens_weigh_by_their_rows_or_masks(objective, pack
     trainer = make_trainer(config, packs, tmp_path)
     parts = trainer.stepper.batches.parts(0)
     assert len(parts) == 3
-    losses_of_parts = [score(trainer.model, part).loss.item() for part in parts]
+    losses_of_parts = [trainer.model.answer(part).scored().loss.item() for part in parts]
     weights = [int(part.is_masked_BN.sum()) for part in parts]
     if objective == "exlm":
         weights = [int(part.is_masked_BN.any(dim=1).sum()) for part in parts]
