@@ -29,7 +29,7 @@ from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.packs import Pack
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.answers import StateScores
+from exlm_mini.model.answers import MaskScores, StateScores
 from exlm_mini.model.objectives import nats_to_bits
 
 ROWS_AT_ONCE = 32
@@ -118,11 +118,15 @@ def at_once(
         how many paths go through each clone, given the tokens, (k,), if states are linked.
     """
     said, use_k = model.answer(batch, chain_share), None
-    target_ids_S1 = batch.token_ids_BN[batch.is_masked_BN].unsqueeze(1)
-    log_p_S = said.log_token_SV.gather(1, target_ids_S1).squeeze(1)
     if isinstance(said, StateScores) and said.is_linked:
         use_k = said.graph.of_masks(said.visits()).double().cpu().sum(0)
-    return nats_to_bits(-log_p_S.double()), nats_to_bits(-said.log_joint().double()), use_k
+    return _bits_alone(said, batch), nats_to_bits(-said.log_joint().double()), use_k
+
+
+def _bits_alone(said: MaskScores | StateScores, batch: MaskedBatch) -> Tensor:
+    """bits_S of each hidden token by itself."""
+    target_ids_S1 = batch.token_ids_BN[batch.is_masked_BN].unsqueeze(1)
+    return nats_to_bits(-said.log_token_SV.gather(1, target_ids_S1).squeeze(1).double())
 
 
 def in_turn(
@@ -140,7 +144,7 @@ def in_turn(
         has_B = is_left_BN.any(dim=1)
         known_ids_BN = torch.where(is_left_BN, masked_ids_BN, token_ids_BN)
         part = MaskedBatch(known_ids_BN[has_B], is_left_BN[has_B], token_ids_BN[has_B])
-        bits_S = at_once(model, part, chain_share)[0]
+        bits_S = _bits_alone(model.answer(part, chain_share), part)
         is_now_S = (turn_BN == turn)[is_left_BN]
         row_S = is_left_BN.nonzero()[:, 0]
         bits_B.index_add_(0, row_S[is_now_S], bits_S[is_now_S])
