@@ -157,9 +157,10 @@ def test_the_readme_counts_the_verdicts_of_the_records_planned_and_others_apart(
     assert f"{len(scores)} claims. Of these {planned} were planned: {of_planned}" in text
     assert re.search(rf"Of the {others} others, hints [^.]+ {re.escape(of_others)}", text)
     primary = [v for own in judged.values() for v in own if v.claim.is_primary]
-    count = Counter(v.word.partition(",")[0] for v in primary if v.half_width is not None)
+    done = [verdict for verdict in primary if len(verdict.differences) == verdict.planned]
+    count = Counter(verdict.word.partition(",")[0] for verdict in done)
     ends = f"{count['for']} hold, {count['against']} do not, {count['undecided']} are undecided"
-    waiting = len(primary) - count.total()
+    waiting = len(primary) - len(done)
     assert f"{len(primary)} of them primary: {ends}, and {waiting}, a grown" in text
 
 
