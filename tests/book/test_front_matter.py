@@ -29,7 +29,6 @@ PAGES = {
     name: (BOOK / f"{name}.md").read_text()
     for name in ("course", "glossary", "intro", "notation", "reproduction", "running")
 }
-ROLES = {**front_matter.NUMBERS, **front_matter.STAMPS, "source": front_matter.source_line}
 
 
 def roles(page: str, name: str) -> list[str]:

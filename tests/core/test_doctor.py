@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,6 @@ from exlm_mini import alignment, doctor
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.alignment.check import JUDGE
 from exlm_mini.config import checks
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import json
 import re
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.reading.trained import load
 from exlm_mini.training.console import ProgressLine
 
-ROOT = Path(__file__).resolve().parents[2]
 ONE = ["--train.epochs", "1", "--seeds", "1", "--device", "cpu"]
 
 
