@@ -522,7 +522,7 @@ if has_native:
 # `native` the two backends in plain PyTorch take for both passes. Ratios within one
 # process depend less on the machine than times do.
 
-# %% mystnb={"figure": {"caption": "Recorded time of forward and backward pass, divided by that of the compiled backend.", "name": "fig-cuda-speed"}, "image": {"alt": "Ratios at six shapes. Vectorized takes 2 to several hundred times as long as native, scaled 2 to 20 times."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Recorded time of forward and backward pass, divided by that of the compiled backend.", "name": "fig-cuda-speed"}, "image": {"alt": "Ratios at six shapes. Vectorized takes ten to several hundred times as long as native, scaled five to 20 times."}} tags=["remove-input"]
 times = json.loads(Path("../book/results/bench-dag.json").read_text())
 alike = ("benchmark", "dtype", "transitions", "threads")
 times = [r for r in times if all(r[key] == times[0][key] for key in alike)]
