@@ -192,22 +192,16 @@ def listing(options: argparse.Namespace) -> int:
 
     for name, cells in select(options.names, options.only).items():
         ledger = SweepLedger(options.output, name, Runner(WORK))
-        done = [
-            [
-                bool(ledger.record(cell, seed))
-                for seed in dict.fromkeys(options.seeds or cell.seeds)
-            ]
-            for cell in cells
-        ]
-        every = list(itertools.chain.from_iterable(done))
+        runs = queue({name: cells}, options.seeds)
+        made = [run for run in runs if ledger.record(run.cell, run.seed)]
         about = catalogue.EXPERIMENTS[name].about
-        print(f"{name}: {sum(every)} of {len(every)} runs recorded; {about}")
-        for cell, several in zip(cells, done, strict=True):
+        print(f"{name}: {len(made)} of {len(runs)} runs recorded; {about}")
+        for cell in cells:
+            num_made, num = (sum(run.cell is cell for run in own) for own in (made, runs))
             settings = ", ".join(f"{key} {value}" for key, value in cell.settings.items())
             row = f"; {cell.paper[0]}, {cell.paper[1]}" if cell.paper else ""
             text = (
-                f"{cell.name}: {sum(several)} of {len(several)}; {cell.base}, "
-                f"{settings or 'as it is'}{row}"
+                f"{cell.name}: {num_made} of {num}; {cell.base}, {settings or 'as it is'}{row}"
             )
             print(f"  {text}")
     return 0

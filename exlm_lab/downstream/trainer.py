@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import SequentialSampler
 from transformers import (
     EarlyStoppingCallback,
     EvalPrediction,
@@ -119,9 +118,6 @@ class _Trainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> _ByLength:
         own = self.args.train_batch_size * self.args.gradient_accumulation_steps
         return _ByLength(own, train_dataset or self.train_dataset, self.watcher)
-
-    def _get_eval_sampler(self, eval_dataset: Any) -> SequentialSampler:
-        return SequentialSampler(eval_dataset)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
         """In all micro-batches of a step: the answers that are there, see ``answers_loss``, or the

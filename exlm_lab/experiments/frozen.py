@@ -18,6 +18,7 @@ from torch import Tensor
 from exlm_lab.downstream.inputs import evaluation_batches, padded
 from exlm_lab.downstream.scaffolds import scaffold
 from exlm_lab.experiments.pairs import pair_metrics
+from exlm_mini.data.masking import is_inner
 from exlm_mini.data.molecules import read_molecule
 from exlm_mini.data.packs import Pack
 from exlm_mini.data.tokenizer import Tokenizer
@@ -129,8 +130,7 @@ def features(model: MaskedLM | ExLM, rows: list[np.ndarray], num_copies: int = 1
         token_ids_BN = padded([rows[n] for n in batch], special.pad).to(device)
         layers.clear()
         token_states(model, token_ids_BN, num_copies)
-        frame = token_ids_BN.new_tensor([special.pad, special.bos, special.eos])
-        is_symbol_BN1 = ~torch.isin(token_ids_BN, frame).unsqueeze(2)
+        is_symbol_BN1 = is_inner(token_ids_BN, special).unsqueeze(2)
         means = []
         for hidden_BTD in layers:
             hidden_BTD = hidden_BTD[:, ::num_copies]

@@ -39,7 +39,7 @@ from exlm_lab.experiments.toy_contexts import Contexts
 from exlm_mini.config import RunConfig
 from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.corpus import Corpus
-from exlm_mini.data.masking import MaskedBatch
+from exlm_mini.data.masking import MaskedBatch, is_inner
 from exlm_mini.data.packs import Pack
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.toy import Grammar
@@ -237,12 +237,9 @@ def _read_batch(
     is_lost_BN = fully_masked(batch.is_masked_BN, num_copies)
     token_ids_BN = batch.token_ids_BN[:, ::num_copies]
     target_ids_R, row_R = token_ids_BN[is_lost_BN], is_lost_BN.nonzero()[:, 0]
-    special = model.special_ids
-    frame = token_ids_BN.new_tensor([special.pad, special.bos, special.eos])
-    is_special_BN = torch.isin(token_ids_BN, frame)
     values = {
         "lost_per_row": is_lost_BN.sum(1),
-        "tokens": (~is_special_BN).sum(1),
+        "tokens": is_inner(token_ids_BN, model.special_ids).sum(1),
         "frequency_bits": frequency_bits_V[target_ids_R],
     }
     if isinstance(model, ExLM):

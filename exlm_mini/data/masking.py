@@ -160,6 +160,12 @@ def repeat_tokens(token_ids_BN: Tensor, num_copies: int) -> Tensor:
     return token_ids_BN.repeat_interleave(num_copies, dim=1)
 
 
+def is_inner(token_ids_BN: Tensor, special_ids: SpecialIds) -> Tensor:
+    """Which tokens are of the text: neither padding nor [BOS] nor [EOS]; bool, of any shape."""
+    frame = [special_ids.pad, special_ids.bos, special_ids.eos]
+    return ~torch.isin(token_ids_BN, token_ids_BN.new_tensor(frame))
+
+
 @dataclass(frozen=True)
 class Masker:
     """Hides tokens of a batch according to the masking settings.
@@ -198,16 +204,10 @@ class Masker:
         """
         if self.num_copies > 1:
             token_ids_BN = repeat_tokens(token_ids_BN, self.num_copies)
-        is_maskable_BN = self.is_maskable(token_ids_BN)
+        is_maskable_BN = is_inner(token_ids_BN, self.special_ids)
         is_masked_BN = self.choose(token_ids_BN, is_maskable_BN, epoch_B, sample_B, step)
         masked_ids_BN = token_ids_BN.masked_fill(is_masked_BN, self.special_ids.mask)
         return MaskedBatch(masked_ids_BN, is_masked_BN, token_ids_BN)
-
-    def is_maskable(self, token_ids_BN: Tensor) -> Tensor:
-        """Which tokens may be masked, bool (B, N)."""
-        special = self.special_ids
-        never = token_ids_BN.new_tensor([special.pad, special.bos, special.eos])
-        return ~torch.isin(token_ids_BN, never)
 
     def choose(
         self,

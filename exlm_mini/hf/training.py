@@ -18,7 +18,7 @@ from transformers import (
 
 from exlm_mini.config import SPECIAL_TOKENS, MaskingConfig, SpecialIds
 from exlm_mini.config.checks import nearest
-from exlm_mini.data.masking import Masker
+from exlm_mini.data.masking import Masker, is_inner
 from exlm_mini.data.units import Units
 from exlm_mini.hf.config import ExLMConfig
 
@@ -81,7 +81,7 @@ class _Collator(DataCollatorForLanguageModeling):
     ) -> tuple[Tensor, Tensor]:
         """The rows with their masks, and the hidden ids, elsewhere -100."""
         number = int(torch.randint(2**62, (), generator=self.generator))
-        is_maskable_BN = self.masker.is_maskable(inputs)
+        is_maskable_BN = is_inner(inputs, self.masker.special_ids)
         if special_tokens_mask is not None:
             is_maskable_BN = is_maskable_BN & ~torch.as_tensor(special_tokens_mask).bool()
         sample_B = np.arange(len(inputs))

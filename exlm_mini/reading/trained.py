@@ -30,6 +30,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
+from exlm_mini.data.masking import is_inner
 from exlm_mini.data.molecules import Cleaning
 from exlm_mini.data.text import document
 from exlm_mini.data.tokenizer import MASK, Tokenizer
@@ -141,12 +142,12 @@ class Trained:
                 f"as [UNK], such as {unknown}",
             )
         vectors_BD = torch.full((len(entries), self.config.model.shape.width), torch.nan)
-        order, frame = list(rows), torch.tensor([special.pad, special.bos, special.eos])
+        order = list(rows)
         for start in range(0, len(order), batch_size):
             own = order[start : start + batch_size]
             rows_BN = self._padded([rows[place] for place in own])
             hidden_BND = token_states(self.model, rows_BN, self.config.num_copies)
-            is_inner_BN1 = ~torch.isin(rows_BN, frame).unsqueeze(2)
+            is_inner_BN1 = is_inner(rows_BN, special).unsqueeze(2)
             vectors_BD[own] = (hidden_BND * is_inner_BN1).sum(dim=1) / is_inner_BN1.sum(dim=1)
         return vectors_BD, reasons
 
