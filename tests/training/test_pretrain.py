@@ -131,7 +131,7 @@ def test_the_same_command_again_does_nothing(tmp_path, capsys):
 
 def test_minutes_become_steps_that_a_run_keeps(tmp_path, monkeypatch, capsys):
     """About so long goes by, and the stopped run ends with the bits of the whole one."""
-    timed = [*TOY, "--train.minutes", "0.02", "--output", str(tmp_path)]
+    timed = [*TOY, "--train.minutes", "0.05", "--output", str(tmp_path)]
     stop_after(monkeypatch, 1)
     timing, threads = pretrain._steps_in, []
 
@@ -147,7 +147,7 @@ def test_minutes_become_steps_that_a_run_keeps(tmp_path, monkeypatch, capsys):
     assert (code, f"about {steps:,} steps here" in err) == (INTERRUPTED, True)
     trains(capsys, *timed)
     seconds = read_metrics(tmp_path / "metrics.jsonl")[-1]["seconds"]
-    assert 0.4 < seconds < 3.6  # of 1.2, on whatever else this machine does
+    assert 1 < seconds < 9  # of 3, on whatever else this machine does
     whole = tmp_path / "whole"
     planned, kept = parse(TOY)[0].train, stored_config(tmp_path / "config.yaml").train
     assert kept.warmup_steps == round(planned.warmup_steps * steps / planned.steps)
