@@ -33,13 +33,7 @@ from exlm_lab.experiments.cells import Cell
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config.checks import Seed, UserError, nearest
 from exlm_mini.config.options import Parser, command_parser, of
-from exlm_mini.training.console import (
-    INTERRUPTED,
-    ProgressLine,
-    exit_code,
-    say,
-    stop_by_signal,
-)
+from exlm_mini.training.console import INTERRUPTED, exit_code, say, stop_by_signal
 
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
     from exlm_lab.experiments.running import Runner
@@ -137,10 +131,8 @@ def work(runs: list[Run], output: Path, runner: Runner) -> None:
             if not is_ours or ledger.record(cell, seed):
                 continue
             say(f"{name} {cell.name} seed {seed} (run {number} of {len(left)} to do)")
-            changed, _ = ledger.equal_cost(cell)
             try:
-                with ProgressLine(cell.name, cell.config(seed, changed).train.steps) as line:
-                    record = ledger.run(cell, seed, line.show)
+                record = ledger.run(cell, seed)
             except DivergedError as error:
                 say(f"{cell.name} seed {seed} is left out: {error}")
                 diverged.append(f"{cell.name} seed {seed}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ from exlm_lab.ledger import check_identity
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.recipes import plain
-from exlm_mini.training.console import Progress
 from exlm_mini.training.processes import choose_device
 from exlm_mini.training.provenance import machine
 from exlm_mini.training.step import DivergedError
@@ -59,12 +57,7 @@ class SweepLedger(NamedTuple):
                 raise UserError(f"{where} has no metric @{masks}; {remedy}")
         return record
 
-    def run(
-        self,
-        cell: Cell,
-        seed: int,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
-    ) -> Record:
+    def run(self, cell: Cell, seed: int) -> Record:
         """The record of a run; it is made if it is not there.
 
         Raises:
@@ -76,7 +69,7 @@ class SweepLedger(NamedTuple):
             return record
         with self.runner.alone(self.output):  # can be written: a long run is not made in vain
             pass
-        record = _short(self._made(cell, seed, on_progress))
+        record = _short(self._made(cell, seed))
         with self.runner.alone(self.output):
             add(record, self.output)
         return record
@@ -100,17 +93,15 @@ class SweepLedger(NamedTuple):
         factor = ratio if config.objective == "mlm" else 1 / ratio
         return {"train.steps": round(factor * config.train.steps)}, {"cost_ratio": ratio}
 
-    def _made(
-        self, cell: Cell, seed: int, on_progress: Callable[[Progress], None]
-    ) -> dict[str, Any]:
+    def _made(self, cell: Cell, seed: int) -> dict[str, Any]:
         runner, (changed, extra) = self.runner, self.equal_cost(cell)
         if cell.start is not None:
             start = cell.start.config(seed)
-            runner.train(start, on_progress, cell.start.watched)
+            runner.train(start, cell.start.watched, f"{cell.start.name}, for {cell.name}")
             folder = runner.folder(start, cell.start.watched).relative_to(runner.work)
             changed["train.start_from"] = str(folder)
         config = cell.config(seed, changed)
-        own = runner.time(config) if cell.is_timed else runner.run(cell, config, on_progress)
+        own = runner.time(config) if cell.is_timed else runner.run(cell, config)
         own["metrics"] |= extra
         return {
             "sweep": self.sweep,

@@ -35,7 +35,7 @@ from exlm_mini.config.recipes import plain, replaced
 from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.data.files import seal_of
 from exlm_mini.reading.trained import Trained, load, open_checkpoint
-from exlm_mini.training.console import Progress
+from exlm_mini.training.console import ProgressLine
 from exlm_mini.training.metrics import read_metrics
 from exlm_mini.training.run_directory import locked_directory
 from exlm_mini.training.trainer import Trainer
@@ -92,10 +92,10 @@ class Runner:
     def train(
         self,
         config: RunConfig,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
         watched: Watched = NOTHING,
+        name: str | None = None,
     ) -> dict[str, Any]:
-        """Train a model, or find it trained.
+        """Train a model, or find it trained; ``name`` is what lines about its progress call it.
 
         Returns:
             ``curve``, ``steps`` and ``seconds`` of the record; seconds are of all starts,
@@ -120,9 +120,10 @@ class Runner:
                 return self.should_stop() or is_enough(seen, watched)
 
             if not _got_there(folder, trainer.step, watched):
-                is_complete = trainer.run(
-                    on_progress, should_stop, watch=watch if watched else dict
-                )
+                with ProgressLine(name or config.objective, config.train.steps) as line:
+                    is_complete = trainer.run(
+                        line.show, should_stop, watch=watch if watched else dict
+                    )
                 if not (is_complete or is_enough(seen, watched)):
                     raise StoppedError
         lines = read_metrics(folder / "metrics.jsonl")
@@ -148,11 +149,9 @@ class Runner:
             trainer.begin_from(before)
         return trainer
 
-    def run(
-        self, cell: Cell, config: RunConfig, on_progress: Callable[[Progress], None]
-    ) -> dict[str, Any]:
+    def run(self, cell: Cell, config: RunConfig) -> dict[str, Any]:
         """Train a cell, measure it and fine-tune it: what its record says of the run."""
-        trained = self.train(config, on_progress, cell.watched)
+        trained = self.train(config, cell.watched, cell.name)
         start = time.monotonic()
         metrics = self.measure(config, cell)
         for name, masks in cell.tested_with.items():

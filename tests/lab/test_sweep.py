@@ -230,11 +230,15 @@ def grown(monkeypatch):
     return cell
 
 
-def test_a_cell_goes_on_from_the_trained_model_of_another(grown, tmp_path):
+def test_a_cell_goes_on_from_the_trained_model_of_another(grown, tmp_path, capsys):
     ledger = SweepLedger(tmp_path / "out", "links", Runner(tmp_path / "work", "cpu"))
     record = ledger.run(grown, 1)
     metrics = record["metrics"]
-    assert record["config"]["train"]["steps"] == round(6 / metrics["cost_ratio"])
+    steps = record["config"]["train"]["steps"]
+    assert steps == round(6 / metrics["cost_ratio"])
+    shown = capsys.readouterr().err
+    assert "molecules-mlm, for molecules-exlm 6/6: " in shown
+    assert f"molecules-exlm {steps}/{steps}: " in shown
     folder = tmp_path / "work" / record["config"]["train"]["start_from"]
     before = latest_checkpoint(folder / "checkpoints", print)
     assert before.step == 6 and before.state["config"]["objective"] == "mlm"
