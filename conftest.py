@@ -1,4 +1,4 @@
-"""What pytest needs wherever it is started: nbval looks for its patterns in the current folder."""
+"""Gives nbval the full path of its patterns, so that pytest can be started in any folder."""
 
 from pathlib import Path
 

@@ -1,12 +1,14 @@
-"""Keep chapters/NN_name.py (the source) and NN_name.ipynb (the same cells with outputs) in step,
-and chapters/exlm_so_far.py, the cells that a reader has written for later chapters.
+"""Keep the sources of the chapters, their notebooks and the program they write in step.
 
-python book/chapters.py                 write every notebook from its source, outputs kept
-python book/chapters.py --run [NAME…]   then execute them all, or those whose name contains NAME
-python book/chapters.py --check         change nothing; exit 1 and say why a pair is not in step
-python book/chapters.py --student DIR [NAME…]  write notebooks without their solutions
-python book/chapters.py --figures DIR [NAME…]  run chapters, and write their figures as SVG
-python book/chapters.py --slides FILE [NAME…]  write a page of slides, their figures and captions
+chapters/NN_name.py is a source, and NN_name.ipynb has the same cells with outputs. The program,
+chapters/exlm_so_far.py, collects the cells that later chapters import.
+
+    python book/chapters.py                 write every notebook from its source; outputs are kept
+    python book/chapters.py --run [NAME…]   write and run all, or those whose name contains a NAME
+    python book/chapters.py --check         change nothing; exit 1 and say why a pair is not in step
+    python book/chapters.py --student DIR [NAME…]  write notebooks without their solutions
+    python book/chapters.py --figures DIR [NAME…]  run chapters and write their figures as SVG
+    python book/chapters.py --slides FILE [NAME…]  write a page of slides with figures and captions
 """
 
 import argparse
@@ -29,25 +31,25 @@ from exlm_mini.training.console import exit_code, say
 
 CHAPTERS = Path(__file__).resolve().parents[1] / "chapters"
 NOT_RUN = "nbval-skip"
-"""Tag of a cell that needs what most machines lack. It stores no output."""
+"""Tag of a cell that is never run because most machines lack what it needs; it has no output."""
 NOT_COMPARED = "nbval-ignore-output"
-"""Tag of a cell whose digits differ between machines. A later cell tagged ``check`` judges it."""
+"""Tag of a cell whose digits differ between machines; a later cell tagged ``check`` tests them."""
 CHECK = "check"
 SAVED = "save"
 """Tag of a cell that later chapters import from ``PROGRAM``."""
 PROGRAM = "exlm_so_far.py"
 COMPARED = {"text/plain", "text/html", "image/svg+xml", "image/png"}
-"""What an output may hold: nbval compares these, except PNG, and passes over all others."""
+"""MIME types that an output may hold: nbval compares these, except PNG, and ignores all others."""
 
 
 def sources(*names: str) -> list[Path]:
-    """The chapters whose name contains one of ``names``; all without names."""
+    """Sources of the chapters whose name contains one of ``names``; without names, of all."""
     paths = sorted(CHAPTERS.glob("[0-9]*.py"))
     return [path for path in paths if not names or any(name in path.stem for name in names)]
 
 
 def cells(notebook: NotebookNode) -> list[tuple]:
-    """What must agree between the two files of a pair."""
+    """The part of each cell that must agree between a source and its notebook."""
     return [
         (c.cell_type, c.source.strip(), tags_of(c), c.metadata.get("mystnb"))
         for c in notebook.cells
@@ -55,7 +57,7 @@ def cells(notebook: NotebookNode) -> list[tuple]:
 
 
 def program() -> str:
-    """What a reader has written so far: the saved cells of all chapters, in their order."""
+    """The program that readers write: the cells tagged ``SAVED`` of all chapters, in order."""
     parts = ['"""The program that the chapters write: their cells tagged "save", collected."""']
     for source in sources():
         saved = [c.source for c in written_notebook(source).cells if SAVED in tags_of(c)]
@@ -64,16 +66,16 @@ def program() -> str:
 
 
 def tags_of(cell: NotebookNode) -> list[str]:
-    """Tags of a cell."""
+    """Tags of a cell; empty if it has none."""
     return cell.metadata.get("tags", [])
 
 
 def problems(source: Path) -> list[str]:
-    """Why the notebook of a source cannot be trusted; empty when it can.
+    """Reasons why the notebook of a source cannot be trusted; empty if it can.
 
-    nbval compares nothing in a cell that was never run and in outputs of a kind that it does not
-    compare, and in a cell tagged so: the first two are refused here, and after the third a check
-    must follow.
+    nbval compares nothing in cells that were never run, in outputs of other types than
+    ``COMPARED``, and in cells tagged ``NOT_COMPARED``. The first two are refused here, and a check
+    must follow the third.
     """
     path, remedy = source.with_suffix(".ipynb"), _remedy(source)
     if not path.exists():
@@ -107,7 +109,7 @@ def problems(source: Path) -> list[str]:
 
 
 def _unseen(cell: NotebookNode) -> Iterator[str]:
-    """What a cell stores that nbval passes over."""
+    """A complaint for everything that a cell stores but nbval ignores."""
     tags = tags_of(cell)
     if NOT_RUN in tags and cell.outputs:
         yield f"is tagged {NOT_RUN} but stores an output"
@@ -121,16 +123,16 @@ def _unseen(cell: NotebookNode) -> Iterator[str]:
 
 
 def written_notebook(source: Path) -> NotebookNode:
-    """The cells of a source."""
+    """The notebook that a source describes, without outputs."""
     with reading(source, "restore it", errors=Exception):
         return jupytext.read(source)
 
 
 def stored_notebook(source: Path) -> NotebookNode:
-    """The notebook of a source."""
+    """The notebook stored beside a source, with its outputs."""
     path = source.with_suffix(".ipynb")
     remedy = f"restore it, or remove it and say {_remedy(source)}"
-    with reading(path, remedy, errors=Exception):  # nbformat raises what its parts do
+    with reading(path, remedy, errors=Exception):  # nbformat raises whatever its parts raise
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
         return notebook
@@ -150,7 +152,7 @@ def orphans() -> list[str]:
 
 
 def stale() -> list[str]:
-    """Whether the program is another than the chapters write."""
+    """A complaint if the stored program differs from what the chapters write; else empty."""
     written = CHAPTERS / PROGRAM
     if written.exists() and written.read_text() == program():
         return []
@@ -160,23 +162,23 @@ def stale() -> list[str]:
 def synchronize(source: Path) -> None:
     """Write the notebook from its source; a cell that did not change keeps its output.
 
-    One way only: ``jupytext --sync`` would let the newer file win, and a touched notebook throw an
-    edited source away.
+    Changes go one way only. With ``jupytext --sync`` the newer file would win, and a notebook that
+    was only touched would overwrite an edited source.
     """
     from jupytext.cli import jupytext as run_jupytext
 
     path = source.with_suffix(".ipynb")
     written_notebook(source)
     if path.exists():
-        stored_notebook(source)  # what cannot be read is not written over
+        stored_notebook(source)  # refuses to overwrite one that cannot be read
     run_jupytext(["--quiet", "--to", "ipynb", "--update", str(source)])
     write(nbformat.read(path, as_version=4), path)
 
 
 def write(notebook: NotebookNode, path: Path) -> None:
-    """Write it without what names a version of a tool or a habit of an editor: noise in a diff.
+    """Write a notebook without metadata of tools and editors, which would be noise in a diff.
 
-    Pictures get 256 colours, which makes them a third as large.
+    Pictures are reduced to 256 colours, which makes them a third as large.
     """
     for name in ("jupytext", "language_info"):
         notebook.metadata.pop(name, None)
@@ -189,7 +191,7 @@ def write(notebook: NotebookNode, path: Path) -> None:
 
 
 def with_palette(png: str) -> str:
-    """A picture of a notebook in 256 colours, chosen for it; one that has them stays."""
+    """A PNG in base64, reduced to 256 colours chosen for it; one with a palette is left alone."""
     from PIL import Image
 
     picture = Image.open(io.BytesIO(base64.b64decode(png)))
@@ -202,7 +204,7 @@ def with_palette(png: str) -> str:
 
 
 def execute(source: Path) -> None:
-    """Run all cells in place; the notebook is written when all have run."""
+    """Run a chapter's notebook in place; it is written only once all cells have run."""
     path = source.with_suffix(".ipynb")
     notebook = nbformat.read(path, as_version=4)
     run_cells(notebook, source.name)
@@ -210,7 +212,7 @@ def execute(source: Path) -> None:
 
 
 def run_cells(notebook: NotebookNode, name: str) -> None:
-    """Run the cells of a notebook, which keeps what they print; ``name`` is for messages."""
+    """Run the cells of a notebook and store their outputs in it; ``name`` is for messages."""
     from nbclient import NotebookClient
     from nbclient.exceptions import CellControlSignal, DeadKernelError
 
@@ -221,10 +223,10 @@ def run_cells(notebook: NotebookNode, name: str) -> None:
         notebook,
         kernel_name="python3",
         record_timing=False,
-        coalesce_streams=True,  # else the cut between two prints is chance
+        coalesce_streams=True,  # otherwise output is split at random
         skip_cells_with_tag=NOT_RUN,
         resources={"metadata": {"path": str(CHAPTERS)}},
-        extra_arguments=["--IPKernelApp.log_level=40"],  # else it warns of its open sockets
+        extra_arguments=["--IPKernelApp.log_level=40"],  # otherwise it warns about sockets
     )
     try:
         client.execute()
@@ -236,7 +238,7 @@ def run_cells(notebook: NotebookNode, name: str) -> None:
 
 
 def chosen(*names: str) -> list[Path]:
-    """Chapters whose name contains one of ``names``, by default all; ``UserError`` for none."""
+    """As ``sources``, but raises ``UserError`` if no chapter matches."""
     if found := sources(*names):
         return found
     every = ", ".join(source.stem for source in sources())
@@ -244,7 +246,7 @@ def chosen(*names: str) -> list[Path]:
 
 
 def hand_out(way: str, path: str, *names: str) -> None:
-    """Write one of ``handouts.WAYS`` of the chapters whose name contains one of ``names``."""
+    """Write a handout of ``handouts.WAYS`` for chapters whose name contains one of ``names``."""
     notebooks = {source.stem: stored_notebook(source) for source in chosen(*names)}
     if way == "figures":
         for name, notebook in notebooks.items():
@@ -255,7 +257,7 @@ def hand_out(way: str, path: str, *names: str) -> None:
 
 
 def make(options: argparse.Namespace) -> int:
-    """Do what was asked for; 1 if a pair is not in step."""
+    """Do what the options ask for; returns 1 if ``--check`` finds a pair out of step, else 0."""
     if options.check:
         reasons = (
             orphans()
@@ -281,7 +283,7 @@ def make(options: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 done, 1 not in step, 2 a mistake of the user, 130 interrupted."""
+    """Run the command. Exit codes: 0 done, 1 not in step, 2 user error, 130 interrupted."""
     parser = command_parser("python book/chapters.py", __doc__)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--run", nargs="*", metavar="NAME")

@@ -1,4 +1,4 @@
-"""What a lecturer hands out: notebooks without solutions, figures, slides. None of it is kept."""
+"""Handouts for lecturers: student notebooks, figures, slides. The repository keeps none of them."""
 
 import base64
 import html
@@ -12,19 +12,19 @@ import yaml
 from nbformat import NotebookNode
 
 Notebooks = dict[str, NotebookNode]
-"""By the name of the chapter."""
+"""Notebooks by the name of their chapter."""
 BOOK = Path(__file__).resolve().parent
 AS_SVG = """\
 import matplotlib_inline.backend_inline as inline
 inline.set_matplotlib_formats("svg")
 inline.set_matplotlib_formats = lambda *formats: None  # the style asks for pixels"""
-"""A first cell that makes the figures of all others vector graphics."""
+"""Code for a first cell, after which all other cells draw their figures as SVG."""
 _HEADING = re.compile(r"(?m)^(##?) (.*)")
 _ROLE = re.compile(r"\{[\w:]+\}`([^`<]*?)\s*(?:<[^`]*>)?`")
 
 
 def write_student_version(notebooks: Notebooks, directory: Path) -> None:
-    """Notebooks with empty solutions and the modules they import; exercises and judges stay."""
+    """Write notebooks and the modules they import; solutions are emptied, other cells stay."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, notebook in notebooks.items():
         before = ""
@@ -39,19 +39,19 @@ def write_student_version(notebooks: Notebooks, directory: Path) -> None:
 
 
 def _stub(solution: str, before: str) -> str:
-    """The heads of what a solution defines, unless the chapter has begun it before."""
+    """Headers of what a solution defines, without those already in ``before``, the cells above."""
     heads = re.findall(r"(?m)^((?:class|def) \w+)(\(.*\))", solution)
     heads = [name + rest for name, rest in heads if not re.search(rf"{name}\b", before)]
     return "\n\n\n".join(["# Your solution", *(f"{head}: ..." for head in heads)])
 
 
 def all_cells(notebooks: Notebooks) -> Iterator[NotebookNode]:
-    """The cells of one notebook after the other."""
+    """The cells of all notebooks, one notebook after the other."""
     return (cell for notebook in notebooks.values() for cell in notebook.cells)
 
 
 def figures(cell: NotebookNode) -> Iterator[tuple[dict, str, str]]:
-    """Name and caption, MIME type and content of a cell's figure; a script's has none to take."""
+    """Name and caption, MIME type and content of each image that a figure cell has stored."""
     figure = cell.metadata.get("mystnb", {}).get("figure")
     for output in cell.get("outputs", []) if figure else ():
         for kind, content in output.get("data", {}).items():
@@ -60,7 +60,7 @@ def figures(cell: NotebookNode) -> Iterator[tuple[dict, str, str]]:
 
 
 def write_figures(notebooks: Notebooks, directory: Path) -> None:
-    """The figures of notebooks that were run after ``AS_SVG``, each with its licence."""
+    """Write the figures of notebooks run after ``AS_SVG``, each with its licence in a comment."""
     directory.mkdir(parents=True, exist_ok=True)
     address = yaml.safe_load((BOOK / "_config.yml").read_text())["repository"]["url"]
     for cell in all_cells(notebooks):
@@ -71,7 +71,7 @@ def write_figures(notebooks: Notebooks, directory: Path) -> None:
 
 
 def write_slides(notebooks: Notebooks, path: Path) -> None:
-    """A page with a slide for each chapter and for each figure, under its section's heading."""
+    """Write a page of slides: each chapter's title, and each figure under its section's heading."""
     slides, title = [], ""
     for cell in all_cells(notebooks):
         if cell.cell_type == "markdown" and (heading := _HEADING.search(cell.source)):
@@ -89,9 +89,9 @@ def write_slides(notebooks: Notebooks, path: Path) -> None:
 
 
 def _plain(text: str) -> str:
-    """MyST as text of a page: what its roles name, without ticks and dollars."""
+    """MyST as plain text for HTML: roles become what they name; ticks, dollars and stars go."""
     return html.escape(re.sub(r"[`$*]", "", _ROLE.sub(r"\1", text)))
 
 
 WAYS = {"student": write_student_version, "figures": write_figures, "slides": write_slides}
-"""By the option of ``chapters.py``."""
+"""Functions that write the handouts, by their option of ``chapters.py``."""

@@ -1,7 +1,7 @@
-"""Draw ``book/_static/overview.svg``: one sentence on its way through a small ExLM, as Figure 6.
+"""Draw ``book/_static/overview.svg``: a sentence's way through a small ExLM, like Figure 6.
 
-Run by hand when the picture should change: ``python book/overview.py``. It trains the model for a
-few seconds; all words, edges and numbers are what it says about the sentence. M targets, L states.
+Run ``python book/overview.py`` by hand when the picture should change. It trains a model for a few
+seconds; all words, edges and numbers are that model's output. Shapes: M targets, L states.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SENTENCE = "the old baker felt happy this morning so his sister smiled"
 
 
 def pictured_row() -> SimpleNamespace:
-    """``SENTENCE`` and all that an ExLM trained on the spot makes of it."""
+    """Train an ExLM on the spot; return all that the picture shows of ``SENTENCE``."""
     config = parse(TRAINING.split()).config
     run = train_live(config, Scale("cpu", torch.device("cpu")))
     model, special, token = run.model, run.tokenizer.special_ids, run.tokenizer.token
@@ -79,7 +79,7 @@ def pictured_row() -> SimpleNamespace:
 
 
 def kind(row: SimpleNamespace, owner: int) -> str:
-    """Colour of a target's states: boundaries grey, masks yellow and brown in turn."""
+    """Colour name of a target's states: boundaries are grey, masks alternately yellow and brown."""
     if owner in (0, len(row.targets) - 1):
         return "boundary"
     return "mask" if owner % 2 else "second"
@@ -89,7 +89,7 @@ def kind(row: SimpleNamespace, owner: int) -> str:
 
 
 def headline(ax: Axes, y: float, title: str, text: str, code: str) -> None:
-    """One stage: its name, what happens, and the function that does it at the right."""
+    """Draw the title line of a stage: its name, what happens and, at the right, its function."""
     left, right = ax.get_xlim()
     ax.text(left + 0.2, y, title, fontsize=10, weight="bold", va="center")
     ax.text(left + 3.65, y, text, fontsize=8.5, color="0.25", va="center")
@@ -98,7 +98,7 @@ def headline(ax: Axes, y: float, title: str, text: str, code: str) -> None:
 
 
 def box(ax: Axes, x: float, y: float, width: float, height: float, color: Any, **line) -> None:
-    """A box with round corners about a point; ``line`` is for its edge."""
+    """Draw a box with round corners, centred on a point; ``line`` styles its edge."""
     style = f"round,pad=0,rounding_size={min(0.25, height / 5)}"
     line = {"edgecolor": "none", "zorder": 2} | line
     corner = (x - width / 2, y - height / 2)
@@ -116,7 +116,7 @@ def arrow(ax: Axes, start: tuple, end: tuple, color: str, width: float = 1) -> N
 
 
 def draw_tokens(ax: Axes, row: SimpleNamespace) -> None:
-    """Stages 1 to 4: each token above the middle of its clones, and the encoder below them."""
+    """Draw stages 1 to 4: each token above the middle of its clones, and the encoder below them."""
     k, last = row.clone_T.max(), len(row.position_T) - 1
     headline(ax, 0.6, "1  Sentence", "drawn from the small language", "toy.Grammar.sample")
     headline(ax, -1.05, "2  Mask", "both words that show the mood", "masking.Masker")
@@ -149,7 +149,7 @@ def draw_tokens(ax: Axes, row: SimpleNamespace) -> None:
 
 
 def draw_states(ax: Axes, row: SimpleNamespace) -> None:
-    """Stage 5: targets from left to right, clones below each other, edges between them."""
+    """Draw stage 5: targets from left to right, clones below each other, edges between them."""
     text = "emit words (P) and hand over to later states (E)"
     headline(ax, -7.75, "5  States", text, "VocabularyHead, GatedTransition")
     last, centres, sizes = len(row.targets) - 1, [], []
@@ -179,7 +179,7 @@ def draw_states(ax: Axes, row: SimpleNamespace) -> None:
 
 
 def draw_edge(ax: Axes, leave: tuple, arrive: tuple, probability: float) -> None:
-    """An edge as wide as it is likely; allowed but unlikely ones stay a dotted hair line."""
+    """Draw an edge as wide as it is likely; one below 0.05 becomes a thin dotted line."""
     if probability < 0.05:
         ax.plot(*zip(leave, arrive, strict=True), color="0.75", lw=0.7, ls=":", zorder=1)
         return
@@ -191,7 +191,7 @@ def draw_edge(ax: Axes, leave: tuple, arrive: tuple, probability: float) -> None
 
 
 def draw_sum(ax: Axes, row: SimpleNamespace) -> None:
-    """Stages 6 and 7: f[i, u] over targets (down) and states (across), and its corner in bits."""
+    """Draw stages 6 and 7: f[i, u], targets down and states across, and its last value in bits."""
     text = "f: all paths that have spelled the targets so far and stand here"
     headline(ax, -11.85, "6  Add up paths", text, "dag_log_likelihood")
     cell, left, top, red = 1.3, 2.15, -13.15, COLORS["exlm"]

@@ -1,8 +1,8 @@
-"""The workshop: what repeats the paper's experiments and measures speed.
+"""The workshop: code that repeats the paper's experiments and measures speed.
 
 ``downstream`` fine-tunes on GLUE, SQuAD and MoleculeNet (Tables 6, 8 and 11), ``experiments``
-sweeps over settings and holds the study, ``benchmarks`` measures time and memory. Commands:
-``finetune predict embed sweep bench``. It imports ``exlm_mini``, never the other way round.
+runs the sweeps and the study, and ``benchmarks`` measures time and memory. Commands:
+``finetune predict embed sweep bench``. ``exlm_lab`` imports ``exlm_mini``, never the reverse.
 
-Every mistake of the user raises ``UserError``, as in ``exlm_mini``.
+A mistake of the user raises ``UserError``, as in ``exlm_mini``.
 """

@@ -2,13 +2,13 @@
 
     python -m exlm_lab.bench dag             every backend at four shapes
     python -m exlm_lab.bench dag --shape 8,77,308 --extra-backend mine.py
-    python -m exlm_lab.bench step            ExLM beside MLM, part by part; expanded late too
+    python -m exlm_lab.bench step            MLM, ExLM and late expansion, part by part
     python -m exlm_lab.bench step --recipe smiles-tiny
 
-All times are medians, of forward and backward pass together or of a whole step of training, after a
-run to warm up, and are compared within one process: their ratio is that of the wall clock to
-vectorized or mlm. The table goes to stdout, with --output the records to a file too; what was left
-out, and why, goes to stderr.
+All times are medians over several runs in one process, after a warm-up run: of the forward and
+backward pass together (dag), or of a whole training step (step). The column "ratio" is the
+wall-clock time divided by that of vectorized (dag) or mlm (step). The table goes to stdout; with
+--output, the records also go to a file. What was left out, and why, goes to stderr.
 
 An extra backend is a Python file that defines ::
 
@@ -16,9 +16,9 @@ An extra backend is a Python file that defines ::
         log_emission_BML, log_transition_BLL, num_targets_B, num_states_B
     )
 
-with the meaning of exlm_mini.alignment.dag_log_likelihood: log-likelihoods (B,), differentiable
-by both scores. It is named after its file. Of a checkout of the released code, named by its folder,
-it is torch_dag_loss in PyTorch that is timed.
+with the meaning of exlm_mini.alignment.dag_log_likelihood: it returns log-likelihoods (B,) that are
+differentiable with respect to both scores. The backend is named after its file. PATH may also be a
+checkout of the released code, whose torch_dag_loss, in PyTorch, is timed under the folder's name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from exlm_mini.config.options import command_parser, of
 from exlm_mini.config.recipes import load_recipe
 from exlm_mini.training.console import exit_code, say
 
-if TYPE_CHECKING:  # help and mistakes on the command line need no torch
+if TYPE_CHECKING:  # neither help nor a mistyped option has to wait for torch
     import torch
 
 ABOUT = {
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _shape(text: str) -> Shape:
-    """``B,M,L`` as typed."""
+    """Parse ``B,M,L`` as typed on the command line."""
     try:
         shape = Shape(*(int(number) for number in text.split(",")))
     except (ValueError, TypeError):
@@ -93,7 +93,7 @@ def _shape(text: str) -> Shape:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measure what was asked for and print it, each record as soon as it is there."""
+    """Run the benchmark that was asked for, and print each record as soon as it is measured."""
     import torch
 
     from exlm_lab.benchmarks.measure import threads
@@ -144,7 +144,7 @@ def _records(arguments: argparse.Namespace, device: torch.device) -> Iterator[Re
 
 
 def _lines(row: Record) -> Iterator[str]:
-    """A record, and below it the parts of a step."""
+    """A record as a line of the table, followed by the parts of a step if it has any."""
     digits = {"median_ms": ".3f", "median_cpu_ms": ".3f", "wall_ratio": ".3f"}
     digits |= {"peak_mib": ".1f", "max_error": ".1e"}
     numbers = ["-" if row.get(n) is None else format(row[n], d) for n, d in digits.items()]
@@ -157,7 +157,7 @@ def _lines(row: Record) -> Iterator[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 done, 2 a mistake of the user, 130 interrupted."""
+    """Run the command. Exit codes: 0 done, 2 user error, 130 interrupted."""
     return exit_code(lambda: run(_parser().parse_args(argv)), unread=0)
 
 

@@ -3,11 +3,12 @@
     python -m exlm_lab.embed molecules mine.csv --column SMILES --output mine.npy
     python -m exlm_lab.embed runs/text reviews.jsonl --column text --output reviews.parquet
 
-MODEL is the --output of a pre-training run, or a shipped model; TABLE a .csv, .tsv, .jsonl or
-.parquet, compressed or not. A .npy has a row of float32 for each of TABLE, in its order; a .parquet
-has the columns of TABLE, and ``embedding`` (``embedding computed`` where TABLE has one of that
-name). A row that cannot be read, such as a SMILES that RDKit rejects or a text whose tokens are
-mostly [UNK], has nan, in a .parquet nothing, and a line on stderr says why; it counts rows from 0.
+MODEL is the --output of a pre-training run, or a shipped model. TABLE is a .csv, .tsv, .jsonl or
+.parquet, compressed or not. A .npy output has a float32 vector for each row of TABLE, in the same
+order; a .parquet has the columns of TABLE and ``embedding`` (``embedding computed`` if that name is
+taken). A row that cannot be read, such as a SMILES that RDKit rejects or a text whose tokens are
+mostly [UNK], gets nan in a .npy and an empty cell in a .parquet. A line on stderr says why, and
+counts rows from 0.
 
 Exit codes: 0 done, 2 a mistake of the user, 130 interrupted.
 """
@@ -51,7 +52,7 @@ def _parser() -> Parser:
 
 @contextlib.contextmanager
 def _npy(path: Path, *shape: int) -> Iterator[Callable[[np.ndarray], object]]:
-    """Writes vectors_BD, piece by piece, as one array of a shape."""
+    """Open a .npy file for one array of this shape; yields a function that writes vectors_BD."""
     from numpy.lib import format as npy
 
     fields = {"descr": "<f4", "fortran_order": False, "shape": shape}
@@ -61,7 +62,7 @@ def _npy(path: Path, *shape: int) -> Iterator[Callable[[np.ndarray], object]]:
 
 
 def run(options: Any) -> None:
-    """Embed chunk by chunk, so that memory does not grow with the rows."""
+    """Embed chunk by chunk, so that memory does not grow with the number of rows."""
     is_array, notes = options.output.suffix == ".npy", dict[str, str]()
     check_paths(options.table, options.output, (".npy", ".parquet"))
     model_directory(options.model)

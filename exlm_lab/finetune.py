@@ -8,23 +8,23 @@
     python -m exlm_lab.finetune --task rte --from runs/text --data glue \\
         --recipe finetune/table-11 --grid
 
-A TABLE is a .csv, .tsv, .jsonl or .parquet, compressed or not; two columns are a pair of texts.
-Targets are numbers, 0 and 1, or words; several are numbers, or 0 and 1, some missing. Rows that
-cannot be read are named and left out. OUTPUT is then a model that ``predict`` and transformers
-open, and figure.svg shows its predictions. The model of a task is OUTPUT/TASK.
+TABLE is a .csv, .tsv, .jsonl or .parquet, compressed or not; two columns are read as pairs of
+texts. A target holds numbers, 0 and 1, or words. Several targets must each hold numbers or 0 and 1;
+cells may be empty. Rows that cannot be read are reported and left out. OUTPUT becomes a model that
+``predict`` and transformers open, and figure.svg in it shows its predictions. For a --task, the
+model is in OUTPUT/TASK.
 
-Every seed of every setting is a run; a finished one is kept in OUTPUT/cells and not made again, so
-the same command with the same --output goes on where it was stopped. OUTPUT/results.json has all
-numbers, settings and hashes, OUTPUT/table.md what is printed. Of each run the epoch that is best on
-the validation rows counts. Texts that are too long are cut, the longer one of a pair first, and
-counted.
+A run is one setting with one seed. Finished runs are kept in OUTPUT/cells and not repeated, so the
+same command with the same --output resumes where it stopped. OUTPUT/results.json has all numbers,
+settings and hashes, OUTPUT/table.md what is printed. A run counts with its best epoch, judged on
+the validation rows. Texts that are too long are cut, the longer one of a pair first, and counted.
 
-Without TABLE and --task the recipe's tasks that fit the checkpoint are taken; without a recipe the
-one that needs no file: embedded-molecules or toy-inference. Without --data the benchmarks are read
-from the Hugging Face hub.
+Without TABLE and --task, the tasks are those of the recipe that fit the checkpoint; without a
+recipe, the one that needs no file: embedded-molecules or toy-inference. Without --data, benchmarks
+are read from the Hugging Face hub.
 
 SIGINT and SIGTERM save a checkpoint and stop. Exit codes: 0 done, 2 a mistake of the user, 130
-stopped and ready to go on.
+stopped and ready to resume.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ KINDS: dict[str, Kind] = {"classification": "classes", "regression": "numbers"}
 
 
 class Request(NamedTuple):
-    """What is asked for."""
+    """What the command line asked for."""
 
     options: Any
-    """As typed."""
+    """The options, as parsed."""
     recipe: Tuning
-    """Without a name no recipe was given, and it has no spaces."""
+    """The recipe; an empty one, without spaces, if none was given."""
     base: TuneConfig
-    """Settings the recipe does not name."""
+    """Values of the settings that the recipe does not name."""
     reading: ReadingConfig
 
     def settings(self, task: str) -> list[TuneConfig]:
@@ -90,7 +90,7 @@ class Request(NamedTuple):
         return settings
 
     def problem(self, task: str, pretrained: Trained) -> Problem:
-        """A task made ready for the model."""
+        """Load a task and make it ready for the model."""
         from exlm_lab.downstream.prepared import load_problem, make_problem
 
         options, most = self.options, self.options.max_unknown
@@ -178,7 +178,7 @@ def parse(argv: list[str]) -> Request:
         check_seeds("--seeds", tuple(options.seeds))
         recipe = replace(recipe, seeds=tuple(options.seeds))
     changed = given(options, "train.")
-    # An option stands above the recipe.
+    # An option overrides the recipe.
     spaces = {
         task: {name: values for name, values in space.items() if name not in changed}
         for task, space in recipe.spaces.items()
@@ -191,7 +191,7 @@ def parse(argv: list[str]) -> Request:
 
 
 def _check_table(options: Any) -> None:
-    """Refuse options that are for a table where there is none, and the other way round."""
+    """Refuse options for a TABLE if none is given, and options for tasks of the paper if one is."""
     of_table = ("column", "target", "kind", "validation", "test")
     if options.table is None:
         for name in of_table:
@@ -217,7 +217,7 @@ def _check_table(options: Any) -> None:
 
 
 def run(request: Request) -> bool:
-    """Fine-tune on every task asked for and print the results; false if asked to stop before."""
+    """Fine-tune on every task asked for and print the results; false if it was stopped."""
     options, output, seeds = request.options, request.options.output, request.recipe.seeds
     tables = [t for t in (options.table, options.validation, options.test) if t is not None]
     for number, table in enumerate(tables):
@@ -256,7 +256,8 @@ def run(request: Request) -> bool:
 
 
 def _tasks(request: Request, pretrained: Trained) -> list[str]:
-    """The tasks asked for; where none is named, those of the recipe that the model can read."""
+    """The tasks to run: those named, else the recipe's that the model can read, else an embedded
+    one."""
     options, kind = request.options, pretrained.input
     if options.table is not None:
         return options.task
@@ -282,7 +283,8 @@ def _tune(
     device: torch.device,
     should_stop: Callable[[], bool],
 ) -> list[str]:
-    """One task after the other, each in ``results.json`` as soon as it is done; its tables."""
+    """Fine-tune on one task after another, updating ``results.json`` after each; return the lines
+    to print."""
     from exlm_lab.downstream.results import earlier_records, task_record, write_results
     from exlm_lab.downstream.runs import TuningLedger, compare, tune
     from exlm_mini.training.provenance import commit, versions
@@ -301,7 +303,7 @@ def _tune(
         if options.table is not None:
             result = compare(result, problem, recipe.seeds, model)
         record = task_record(result, recipe, made_with)
-        # Others of another version hold other things.
+        # Records written by another version have other keys; drop them.
         records = {n: own for n, own in records.items() if own.keys() == record.keys()}
         records[task] = record
         lines = write_results(output, pretrained, records)
@@ -309,7 +311,7 @@ def _tune(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to go on."""
+    """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to resume."""
     words = sys.argv[1:] if argv is None else argv
     return exit_code(lambda: 0 if run(parse(words)) else INTERRUPTED)
 

@@ -1,4 +1,4 @@
-"""What runs leave, and what others made: read only if it is of the right kind and run."""
+"""Checks that a file has the fields it must have, and that a record belongs to the expected run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class StoppedError(Exception):
-    """The run was asked to stop; what is done is kept."""
+    """Raised when a run was asked to stop; the work done so far is kept."""
 
 
 class Shape(BaseModel, strict=True):
-    """Fields that a file must have, with their types; it may have more."""
+    """Base class for the fields that a file must have, with their types; it may have more."""
 
 
 def parsed(kind: type[T], content: Any, where: object, remedy: str = ANOTHER) -> T:
-    """The fields of parsed content, if it is of this kind, a ``Shape``.
+    """``content`` as an object of ``kind``, a ``Shape``; ``UserError`` if it does not fit.
 
-    ``where`` names it in messages, which end with ``remedy``.
+    The message names the content by ``where`` and ends with ``remedy``.
     """
     try:
         return kind.model_validate(content)
@@ -37,7 +37,7 @@ def parsed(kind: type[T], content: Any, where: object, remedy: str = ANOTHER) ->
 def check_identity(
     where: object, record: Mapping[str, Any], identity: Mapping[str, Any], remedy: str
 ) -> None:
-    """Refuse a record if it is not of the run that ``identity`` describes."""
+    """Raise ``UserError`` if a record does not belong to the run that ``identity`` describes."""
     for name, value in identity.items():
         if record.get(name) != value:
             raise UserError(

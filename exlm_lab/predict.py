@@ -1,12 +1,12 @@
-"""``python -m exlm_lab.predict``: what a fine-tuned model says of the rows of a table. ::
+"""``python -m exlm_lab.predict``: a fine-tuned model's predictions for the rows of a table. ::
 
     python -m exlm_lab.predict runs/solubility new.csv --output new-with-logS.csv
 
-DIR is the --output of finetune, TABLE a .csv, .tsv, .jsonl or .parquet, compressed or not. FILE has
-the rows and columns of TABLE in their order, and a column by the name of each target, with
-"predicted" behind it where TABLE has one of that name: numbers in their unit, the probability of
-yes, or the likeliest word with its probability. A row that cannot be read has an empty cell, and a
-line on stderr says why; rows are counted from 0.
+DIR is the --output of finetune. TABLE is a .csv, .tsv, .jsonl or .parquet, compressed or not. FILE
+gets the rows and columns of TABLE in their order, and a column with the name of each target,
+followed by "predicted" if TABLE has such a column: numbers in their unit, the probability of yes,
+or the likeliest word, with its probability in a further column. A row that cannot be read gets an
+empty cell, and a line on stderr says why; rows are counted from 0.
 
 Exit codes: 0 done, 2 a mistake of the user, 130 interrupted.
 """
@@ -51,7 +51,7 @@ def _parser() -> Parser:
 
 
 def run(options: Any) -> None:
-    """Predict chunk by chunk, so that memory does not grow with the rows."""
+    """Predict chunk by chunk, so that memory does not grow with the number of rows."""
     task_of(options.model)
     check_paths(options.table, options.output)
     import pandas

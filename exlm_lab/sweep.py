@@ -7,15 +7,15 @@
     python -m exlm_lab.sweep study                   the study (book/plan.md)
     python -m exlm_lab.sweep study --report          its claims, their verdicts
 
-A cell is a recipe with some settings replaced; each is trained, measured and perhaps fine-tuned,
-and leaves a line in OUTPUT/NAME.jsonl. A finished cell is not run again, so the same command goes
-on where it was stopped. Several may work side by side on one OUTPUT and --work, such as one for
-each GPU: each takes what no other has taken. Records for the book are of a clean checkout: start
-from a worktree of a fixed commit, and work on beside it. What needs a corpus that is not
-prepared is left out; the file of its recipe has the command.
+A cell is a recipe with some settings replaced. Each cell is trained, measured and perhaps
+fine-tuned, and its record becomes a line in OUTPUT/NAME.jsonl. A finished cell is not run again, so
+the same command resumes where it was stopped. Several commands, such as one for each GPU, may share
+one OUTPUT and --work: each takes runs that no other has taken. Records for the book must come from
+a clean checkout: start the sweep in a worktree of a fixed commit, and edit elsewhere. Cells whose
+corpus is not prepared are left out; the file of their recipe has the command that prepares it.
 
-SIGINT and SIGTERM save a checkpoint and stop. Exit codes: 0 done, 2 a mistake of the user, 130
-stopped and ready to go on.
+SIGINT and SIGTERM save a checkpoint and stop. Exit codes: 0 done, 2 user error, 130 stopped and
+ready to resume.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from exlm_mini.config.checks import Seed, UserError, nearest
 from exlm_mini.config.options import Parser, command_parser, of
 from exlm_mini.training.console import INTERRUPTED, exit_code, say, stop_by_signal
 
-if TYPE_CHECKING:  # help and mistakes on the command line need no torch
+if TYPE_CHECKING:  # neither help nor a mistyped option has to wait for torch
     from exlm_lab.experiments.running import Runner
 
 OUTPUT = Path("book/results")
 WORK = Path("runs/sweep")
 STUDY = "study"
-"""Stands for all experiments of the study, in the order of the plan."""
+"""The name for all experiments of the study together, in the order of the plan."""
 
 
 class Run(NamedTuple):
@@ -56,7 +56,7 @@ class Run(NamedTuple):
 
 
 def queue(sweeps: dict[str, list[Cell]], seeds: list[int]) -> list[Run]:
-    """Every run of some sweeps: one after the other, all first seeds before any second."""
+    """Every run of the sweeps, sweep by sweep; within one, all first seeds before any second."""
     runs = []
     for name, cells in sweeps.items():
         turns = [
@@ -69,7 +69,7 @@ def queue(sweeps: dict[str, list[Cell]], seeds: list[int]) -> list[Run]:
 
 
 def select(names: list[str], patterns: list[str] | None = None) -> dict[str, list[Cell]]:
-    """The cells of sweeps and experiments by name."""
+    """For each of the named sweeps, the cells that match a pattern, by default all."""
     words = [STUDY, *catalogue.EXPERIMENTS]
     selected: dict[str, list[Cell]] = {}
     for word in names:
@@ -94,7 +94,7 @@ def select(names: list[str], patterns: list[str] | None = None) -> dict[str, lis
 
 
 def with_data(runs: list[Run], runner: Runner) -> list[Run]:
-    """The runs whose data are there; each reason to leave others out is given once."""
+    """The runs whose data exist; each reason for leaving others out is printed once."""
     reasons = [runner.lacks(run.cell.config(run.seed)) for run in runs]
     if all(reasons):
         raise UserError(reasons[0])
@@ -104,11 +104,11 @@ def with_data(runs: list[Run], runner: Runner) -> list[Run]:
 
 
 def work(runs: list[Run], output: Path, runner: Runner) -> None:
-    """Make the missing runs, one after the other; one that diverges is left out.
+    """Make the missing runs, one after the other; a run that diverges is left out.
 
     Raises:
-        StoppedError: if that was asked for; the next call goes on from there.
-        UserError: at the end, if runs were left out.
+        StoppedError: if a stop was requested; the next call resumes there.
+        UserError: at once, if no run has its data; at the end, if runs diverged.
     """
     from exlm_lab.experiments.ledger import SweepLedger
     from exlm_lab.experiments.running import taken
@@ -144,7 +144,7 @@ def work(runs: list[Run], output: Path, runner: Runner) -> None:
 
 
 def _refuse_changes(output: Path) -> None:
-    """Records for the book can say of what they are."""
+    """Refuse to write records of the book from a checkout whose changes no commit describes."""
     from exlm_mini.training.provenance import commit
 
     if os.path.realpath(output) == os.path.realpath(OUTPUT) and "with changes" in commit():
@@ -158,7 +158,7 @@ def _refuse_changes(output: Path) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the missing runs."""
+    """Make the runs that have no record yet."""
     if options.data is not None and not options.data.exists():
         raise UserError(f"cannot read {options.data} (no such file or directory); check --data")
     sweeps = select(options.names, options.only)
@@ -200,7 +200,7 @@ def listing(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Print the paper's table of each sweep beside the records, and the verdicts of the study."""
+    """Print the paper's table of each sweep beside our records, and the verdicts of the study."""
     from exlm_lab.experiments import tables, verdicts
 
     of_runs = options.data or options.device != "auto" or options.work != WORK
@@ -254,7 +254,7 @@ def _parser() -> Parser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to go on."""
+    """Run the command. Exit codes: 0 done, 2 user error, 130 stopped and ready to resume."""
 
     def command() -> int:
         options = _parser().parse_args(argv)

@@ -1,14 +1,14 @@
-"""A small ExLM: masked language models, states expansion and states alignment (ICML 2025).
+"""A small ExLM: masked language models with states expansion and states alignment (ICML 2025).
 
-``config``      settings, recipes, options      ``data``      tokens, corpora, masks
-``model``       MLM and ExLM, Figure 6 by file  ``alignment`` the sum over paths, in five speeds
-``training``    the loop and what it survives   ``reading``   what a trained model says
+``config``      settings, recipes, options      ``data``      tokenizers, corpora, masking
+``model``       MLM, ExLM; the parts of Fig. 6  ``alignment`` the sum over paths, in five backends
+``training``    training loop, checkpoints      ``reading``   predictions of a trained model
 ``plot``        curves and figures              ``hf``        models for transformers
 commands:       ``prepare pretrain fill plot doctor export``
 
-Each imports only from those before it: config, data and alignment, model, training, then reading
-and plot, then the commands. ``exlm_lab`` repeats the experiments of the paper. A
-mistake of the user is a ``UserError`` everywhere: one line with the value and the remedy.
+Each package imports only from earlier ones, in this order: config; data and alignment; model;
+training; reading and plot; the commands. ``exlm_lab`` repeats the experiments of the paper.
+Everywhere, a user's mistake raises ``UserError``: one line with the value and the remedy.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ __version__ = "0.1.0"
 
 
 def load(path: Any) -> Any:
-    """A trained model, see ``exlm_mini.reading.trained.load``; of a directory with a fine-tuned
-    model what predicts, see ``exlm_mini.hf.predictor.Predictor``."""
+    """Load a trained model (see ``exlm_mini.reading.trained.load``) or, from a directory with a
+    fine-tuned model, a predictor (see ``exlm_mini.hf.predictor.Predictor``)."""
     from pathlib import Path
 
     from exlm_mini.config.checks import naming_extras

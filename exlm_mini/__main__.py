@@ -25,11 +25,11 @@ COMMANDS = {
     }.items()
     for name in names
 }
-"""Command name to module; a module is imported only when its command runs."""
+"""The module of each command, by name. It is imported only when its command runs."""
 
 
 def about(module: str) -> str:
-    """What a command does, from the first line of its docstring."""
+    """What a command does, taken from the first line of its module's docstring."""
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None  # a module of ours
     text = ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or ""

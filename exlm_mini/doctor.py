@@ -2,9 +2,9 @@
 
     python -m exlm_mini.doctor
 
-It builds the compiled backend. On every device, every alignment backend is compared with the
-enumeration of all paths on a few small graphs: likelihood, gradients and best path, in float32 and
-float64. A missing library is only reported; the exit status is 1 only if a result is wrong.
+The command builds the compiled backend. On every device, it compares every alignment backend with
+the enumeration of all paths on a few small graphs: likelihood, gradients and best path, in float32
+and float64. A missing library is only reported; the exit code is 1 only if a result is wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from exlm_mini.training.console import exit_code
 
 
 def report() -> Iterator[str]:
-    """The lines of the report."""
+    """Yield the lines of the report."""
     import torch
 
     from exlm_mini import alignment
@@ -34,7 +34,7 @@ def report() -> Iterator[str]:
     gpus = [seen.format_map(machine(torch.device(device))) for device in devices[1:]]
     cuda = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
     packages = importlib.metadata.packages_distributions()
-    with warnings.catch_warnings(action="ignore"):  # the report says the same
+    with warnings.catch_warnings(action="ignore"):  # the report gives the reason itself
         automatic = [(d, alignment.fastest(d.partition(":")[0])) for d in devices]
     sections = {
         "machine": [
@@ -66,7 +66,7 @@ def report() -> Iterator[str]:
 
 
 def verdict(name: str, device: str) -> str:
-    """The largest errors of a backend, and ``right``, ``WRONG`` or ``not here`` with the reason."""
+    """A backend's largest errors with ``right`` or ``WRONG``, or ``not here`` with the reason."""
     from exlm_mini.alignment import BACKENDS
     from exlm_mini.alignment.check import TOLERANCE, largest_error
 
@@ -76,7 +76,7 @@ def verdict(name: str, device: str) -> str:
     for dtype, tolerance in TOLERANCE.items():
         try:
             errors.append(f"{largest_error(name, dtype, device):.0e}")
-        except Exception as raised:  # of any kind: the report must continue
+        except Exception as raised:  # any error: the report must go on
             errors.append("-")
             wrong = wrong or f"{type(raised).__name__}: {raised}"
             continue
@@ -86,7 +86,7 @@ def verdict(name: str, device: str) -> str:
 
 
 def _found(find: Callable[[], str]) -> str:
-    """Where a tool is that builds the compiled backend, or what is missing."""
+    """Path of a compiler for the compiled backend, or a message that it is missing."""
     try:
         return find()
     except RuntimeError as error:
@@ -94,14 +94,14 @@ def _found(find: Callable[[], str]) -> str:
 
 
 def _version(packages: list[str] | None, module: str) -> str:
-    """The version of an optional library, from its packages, or the extra that has it."""
+    """The version of an optional library, or the extra that installs it if it is missing."""
     if packages is None:
         return f"missing, it comes with the extra {EXTRAS[module]}"
     return importlib.metadata.version(packages[0])
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 works, 1 a wrong result, 2 a mistake of the user, 130 interrupted."""
+    """Run the command; returns 0 (right), 1 (wrong result), 2 (user error) or 130 (interrupted)."""
 
     def command() -> int:
         command_parser("python -m exlm_mini.doctor", __doc__).parse_args(argv)

@@ -1,10 +1,10 @@
-"""``python -m exlm_mini.export``: a trained model as a directory for transformers. ::
+"""``python -m exlm_mini.export``: write a trained model as a directory for transformers. ::
 
     python -m exlm_mini.export runs/molecules molecules-hf
 
 The directory holds weights, settings and tokenizer as in a checkpoint, and a model card, and can be
-uploaded as it is. With this package installed it loads like any model after ``import
-exlm_mini.hf``; with ``trust_remote_code=True`` the directory imports it itself::
+uploaded as it is. Where this package is installed, the directory loads like any other model after
+``import exlm_mini.hf``; with ``trust_remote_code=True``, it imports the package itself::
 
     from transformers import pipeline
     fill = pipeline("fill-mask", "molecules-hf", trust_remote_code=True)
@@ -26,7 +26,7 @@ from exlm_mini.reading.runs import model_directory
 from exlm_mini.training.beside_weights import AUTO_MAPS, write_remote_code
 from exlm_mini.training.console import exit_code, say
 
-if TYPE_CHECKING:  # help and mistakes on the command line need no torch
+if TYPE_CHECKING:  # --help and command-line errors do not import torch
     from exlm_mini.reading.trained import Trained
 
 
@@ -34,8 +34,8 @@ def export(trained: Trained, output: Path) -> None:
     """Write a trained model as a directory for transformers.
 
     Args:
-        trained: from ``load``, not changed since.
-        output: directory, made if missing; files of the same names are replaced.
+        trained: result of ``load``. Its files are copied, so changes made since are not written.
+        output: directory, created if missing; files of the same names are replaced.
     """
     write_remote_code(output)
     for name in ("model.safetensors", "tokenizer.json"):

@@ -4,9 +4,10 @@
     python -m exlm_mini.fill "CC[MASK]C(=O)O" --top 3
     python -m exlm_mini.fill "She felt [MASK] and [MASK]." --html explorer.html
 
-``--html`` writes the graph as one page for a browser, in which a reader fixes words or states and
-sees what follows for the other masks. It needs states with edges, and no network. Below it the
-likeliest fillings of a molecule are drawn, new atoms marked, where RDKit is installed.
+``--html`` writes the state graph as a single page for a browser, in which a reader can fix words or
+states and see what follows for the other masks. The page needs no network; the model must be an MLM
+or an ExLM whose states have edges. If RDKit is installed, the likeliest fillings of a molecule are
+drawn below the graph, with the new atoms marked.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from exlm_mini.data.tokenizer import MASK, Tokenizer, visible
 from exlm_mini.reading.runs import SHIPPED, model_directory, newest_run, shipped_for
 from exlm_mini.training.console import exit_code, say
 
-if TYPE_CHECKING:  # help and mistakes on the command line need no torch
+if TYPE_CHECKING:  # --help and command-line errors do not import torch
     from torch import Tensor
 
     from exlm_mini.reading.trained import Filled, Trained
 
 RUNS = Path("runs")
 LINE_WIDTH = 100
-"""Width of the output without a terminal."""
+"""Width of the output, in characters, when it does not go to a terminal."""
 
 
 def table(trained: Trained, text: str, filled: Filled, top: int) -> Iterator[str]:
-    """The reading as lines of plain text, with so many tokens for each mask and state."""
+    """Yield the reading as lines of plain text, with ``top`` tokens for each mask and state."""
     tokenizer, reading = trained.tokenizer, filled.reading
     states, graph = reading.states, reading.graph
     joint, path = _amount(reading.log_joint), list[str]()
@@ -63,7 +64,7 @@ def table(trained: Trained, text: str, filled: Filled, top: int) -> Iterator[str
         return
     yield "\nEach state (mask.clone): likeliest tokens" + "; * on the best path" * bool(path)
     on_path = path[1:-1]
-    # The states of the boundaries are of interest only where they speak for a mask.
+    # States of [BOS] and [EOS] are shown only if the best path takes them for a mask.
     shown = {
         state: label + "*" * (label in on_path)
         for state, label in enumerate(states.labels)
@@ -79,7 +80,7 @@ def table(trained: Trained, text: str, filled: Filled, top: int) -> Iterator[str
 def _token_lines(
     tokenizer: Tokenizer, labels: Sequence[str], log_token_XV: Tensor, top: int
 ) -> Iterator[str]:
-    """One line per label of its likeliest tokens with their probabilities, in columns."""
+    """For each label, a line with its likeliest tokens and their probabilities, in columns."""
     from exlm_mini.reading.decoding import top_tokens
 
     tops = (top_XC.tolist() for top_XC in top_tokens(log_token_XV, top, tokenizer.special_ids))
@@ -100,7 +101,7 @@ def _matrix_lines(labels: list[str], rows: list[list[float]]) -> Iterator[str]:
     for start in range(0, len(labels), num_columns):
         end = min(start + num_columns, len(labels))
         table = [("", labels[start:end])]
-        # Edges lead forward: below the block's last column there is nothing.
+        # Edges only lead forward, so rows below the block's last column would be empty.
         for label, row in zip(labels[:end], rows, strict=False):
             cells = [f"{p:.2f}" for p in row[start:end]]
             table.append((label, ["." if cell == "0.00" else cell for cell in cells]))
@@ -111,7 +112,7 @@ def _matrix_lines(labels: list[str], rows: list[list[float]]) -> Iterator[str]:
 
 
 def _amount(log_probability: float) -> str:
-    """A probability, and its bits for those too small to read; rounding may go past 1."""
+    """A probability, also in bits in case it is tiny; rounding errors that exceed 1 are cut off."""
     bits = max(0.0, -log_probability / math.log(2))
     return f"{2.0**-bits:.3g} = {bits:.2f} bits"
 
@@ -133,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Read the text with the model asked for, and print what it says."""
+    """Fill the text with the chosen model and print the result; write the page of ``--html``."""
     if arguments.html is not None and arguments.html.suffix != ".html":
         raise UserError(f"--html is {arguments.html}; give the page a name that ends in .html")
     directory = arguments.run
@@ -162,7 +163,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 done, 2 a mistake of the user, 130 interrupted."""
+    """Run the command; returns 0 (done), 2 (user error) or 130 (interrupted)."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a token may not fit the terminal's encoding
             stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-r"""``python -m exlm_mini.prepare``: corpora of any size to packs that ``pretrain`` reads. ::
+r"""``python -m exlm_mini.prepare``: turn corpora of any size into packs for ``pretrain``. ::
 
     python -m exlm_mini.prepare --source wikipedia \
         --data.vocab_size 32000 --data.block_length 512
@@ -8,10 +8,10 @@ r"""``python -m exlm_mini.prepare``: corpora of any size to packs that ``pretrai
     python -m exlm_mini.pretrain --recipe text-tiny \
         --data.pack corpora/wikipedia
 
-A source is the short name of a data set of the Hugging Face hub, hub:ID,CONFIG,SPLIT (the
-last two may be left out), or files: .txt .smi .csv .tsv .jsonl .parquet, each also .gz or .xz, and
-Uni-Mol's .lmdb. The same command continues where it was stopped, and its packs have the same bytes.
-The working files, in OUTPUT/.shards, take about as much space as the text until it ends.
+A source is the short name of a data set on the Hugging Face hub, hub:ID,CONFIG,SPLIT (CONFIG and
+SPLIT are optional), or files: .txt .smi .csv .tsv .jsonl .parquet, each also as .gz or .xz, and
+Uni-Mol's .lmdb. A command that was stopped resumes when it is run again, and writes the same packs,
+byte for byte. Until it ends, working files in OUTPUT/.shards take about as much space as the text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from exlm_mini.training.run_directory import locked_directory
 
 MEGABYTE = 1_000_000
 OTHERS = {"source", "pack", "grammar", "num_sentences"}
-"""Settings of ``DataConfig`` that are not options here."""
+"""Settings of ``DataConfig`` that are not ``--data`` options of this command."""
 
 
 def _parser() -> Any:
@@ -57,7 +57,7 @@ def _parser() -> Any:
 
 
 def _data(arguments: Any) -> DataConfig:
-    """What the options ask for."""
+    """The data settings that the options ask for, with the sources checked."""
     if not arguments.source:
         raise UserError("there is nothing to prepare; name a --source")
     usual = {"kind": kind_of(arguments.source) or "text", "source": tuple(arguments.source)}
@@ -93,14 +93,14 @@ def dry_run(data: DataConfig, arguments: Any) -> None:
 
 
 def _about(number: float | None) -> str:
-    """Two digits, without an exponent or a useless ``.0``."""
+    """About how much: two significant digits, without an exponent or a useless ``.0``."""
     if number is None:
         return "an unknown number of"
     return "about " + f"{float(f'{number:.2g}'):,.6f}".rstrip("0").rstrip(".")
 
 
 def run(data: DataConfig, arguments: Any) -> None:
-    """Make the corpus and say where it is."""
+    """Prepare the corpus, then print its packs and the command that trains on it."""
     output = _output(arguments)
     cleaning = Cleaning(arguments.largest_fragment, arguments.strip_stereo, arguments.canonical)
     with locked_directory(output, say):
@@ -118,7 +118,7 @@ def run(data: DataConfig, arguments: Any) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 done, 2 a mistake of the user, 130 interrupted and ready to resume."""
+    """Run the command; returns 0 (done), 2 (user error) or 130 (interrupted, ready to resume)."""
 
     def command() -> None:
         arguments: Any = _parser().parse_args(argv)

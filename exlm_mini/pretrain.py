@@ -3,16 +3,16 @@
     python -m exlm_mini.pretrain --recipe smiles-tiny
     python -m exlm_mini.pretrain --recipe text-tiny --data.source my.txt --model.states_per_mask 8
 
-A recipe is a YAML file of settings; dotted options replace single ones. The same command with
-the same ``--output`` continues where it stopped. On several devices it is started by torchrun, and
-``--output`` must be given::
+A recipe is a YAML file of settings; each dotted option replaces one of them. The same command with
+the same ``--output`` resumes where it stopped. To train on several devices, start it with torchrun
+and give ``--output``::
 
     torchrun --nproc-per-node 8 --max-restarts 3 -m exlm_mini.pretrain --recipe text-base \\
         --output runs/base
 
-SIGINT and SIGTERM save a checkpoint and stop; under torchrun it is enough that one process gets the
-signal. Exit codes: 0 done, 2 a mistake of the user, 130 stopped and ready to go on; a process of
-torchrun that was asked to stop ends with 0, as torchrun restarts others.
+On SIGINT or SIGTERM, the command saves a checkpoint and stops; under torchrun it is enough that one
+process gets the signal. Exit codes: 0 done, 2 user error, 130 stopped and ready to resume. Under
+torchrun, a process that was asked to stop exits with 0, because torchrun restarts failed processes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from exlm_mini.training.console import (
     this_python,
 )
 
-if TYPE_CHECKING:  # help and mistakes on the command line need no torch
+if TYPE_CHECKING:  # --help and command-line errors do not import torch
     from exlm_mini.data.corpus import Corpus
     from exlm_mini.training.processes import Engine
     from exlm_mini.training.trainer import Trainer
@@ -53,9 +53,9 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
     """Train the model of a configuration and print a summary; returns the exit code.
 
     Args:
-        output: its directory.
-        minutes: to train for, in place of ``train.steps``. A resumed run keeps the steps counted at
-            its start.
+        output: run directory.
+        minutes: how long to train, in place of ``train.steps``. The number of steps is computed
+            when the run starts, and a resumed run keeps it.
     """
     from exlm_mini.data.corpus import prepare_corpus
     from exlm_mini.reading.summary import summarise
@@ -73,7 +73,7 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
                 lock.enter_context(locked_directory(output, say))
             is_begun, is_timed = (output / CONFIG).is_file(), minutes is not None
             config = as_begun(output, config, engine.device, engine.tell, is_timed)
-        # The first process prepares what the others then find.
+        # The first process prepares the corpus, which the others then open.
         for is_now in (engine.is_main, not engine.is_main):
             with engine.together():
                 if is_now:
@@ -106,22 +106,22 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
 def _steps_in(
     minutes: float, config: RunConfig, corpus: Corpus, output: Path, engine: Engine
 ) -> int:
-    """How many steps and their validations take so long.
+    """Estimate how many steps, with their validations, fit into ``minutes``.
 
-    A few steps from the whole course of the run are timed and thrown away. The number is fixed
-    before the first step, because the schedules of the learning rate and the chains need it.
+    A few steps, spread over the whole run, are timed and discarded. The number is fixed before the
+    first step, because the schedules of the learning rate and the chains need it.
     """
     from exlm_mini.training.trainer import Trainer
 
     longest, seconds, start = min(10.0, 3 * minutes), 0.0, 0
     for stage, end in config.stages:
-        train = replace(stage.train, learning_rate=1e-30, grow_at=0.0)  # weights stay
+        train = replace(stage.train, learning_rate=1e-30, grow_at=0.0)  # weights do not change
         stage = replace(stage, train=train)
         trainer = Trainer(stage, corpus.train, corpus.validation, output, engine.tell, engine)
         for num in count(-1):
             trainer.stepper.step(start + int((end - start) * (num * 0.618 % 1)))
             if num < 1:
-                begin = time.monotonic()  # after two that allocate and compile
+                begin = time.monotonic()  # after two steps that allocate and compile
             elif engine.any(num >= 3 and time.monotonic() - begin > longest):
                 break
         a_step, begin = (time.monotonic() - begin) / num, time.monotonic()
@@ -142,7 +142,7 @@ def _train(
     engine: Engine,
     should_stop: Callable[[], bool],
 ) -> Trainer:
-    """Train until the end, or until it is asked to stop; progress on stderr."""
+    """Train to the end, or until ``should_stop`` says so; progress goes to stderr."""
     from exlm_mini.reading.trained import open_checkpoint
     from exlm_mini.training.run_directory import settle
     from exlm_mini.training.trainer import Trainer
@@ -197,7 +197,7 @@ def _command(argv: list[str]) -> int:
             engine,
             options.minutes,
         )
-    except UserError:  # after another error the group cannot be left in order
+    except UserError:  # after other errors the process group cannot be left cleanly
         engine.finish()
         raise
     engine.finish()
@@ -205,10 +205,10 @@ def _command(argv: list[str]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to resume."""
-    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # its older name
-        # Read when PyTorch is imported. Batches differ in shape: in blocks of fixed sizes a run
-        # held 9.1 GiB of a GPU's memory where 6.3 do.
+    """Run the command; returns 0 (done), 2 (user error) or 130 (stopped, ready to resume)."""
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # older name of the variable
+        # PyTorch reads the variable when it is imported. Batches differ in shape: with blocks of
+        # fixed size, a run held 9.1 GiB of GPU memory where 6.3 GiB are enough.
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     return exit_code(lambda: _command(sys.argv[1:] if argv is None else argv))
 

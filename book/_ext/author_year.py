@@ -1,6 +1,6 @@
-"""Sphinx extension: the bibliography calls a work as the text does, by authors and year.
+"""Sphinx extension that labels bibliography entries by authors and year, as the text cites them.
 
-``bibtex_default_style: author_year`` is the plain style with such labels in place of numbers.
+``bibtex_default_style: author_year`` is the ``plain`` style with such labels in place of numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pybtex.style.labels import BaseLabelStyle
 
 
 def label(entry) -> str:
-    """The label of a work: one or two names, or the first "et al.", and the year."""
+    """The label of an entry: its one or two authors, or the first and "et al.", then the year."""
     names = [
         " ".join(str(name) for name in (*person.rich_prelast_names, *person.rich_last_names))
         for person in entry.persons["author"]
@@ -28,7 +28,7 @@ class AuthorYearLabels(BaseLabelStyle):
 
 
 class AuthorYearStyle(Style):
-    """Sorted and written as in ``plain``."""
+    """The ``plain`` style with author-year labels; order and format of the entries are the same."""
 
     default_label_style = AuthorYearLabels
 

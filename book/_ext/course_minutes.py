@@ -1,4 +1,4 @@
-"""Minutes to read, to run and to solve each chapter, counted in its notebook."""
+"""Estimates from each chapter's notebook how long it takes to read, to run and to solve."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 CHAPTERS = Path(__file__).resolve().parents[2] / "chapters"
 WORDS_A_MINUTE = 170
 MINUTES_A_LINE = 7 / 60
-"""Of code that a page shows."""
+"""Reading time of a line of code that the page shows."""
 MINUTES_AN_EXERCISE = 7
 SOLUTION = {"code_prompt_show": "Solution"}
-"""What marks the cell of one."""
+"""Metadata that marks a cell as the solution of an exercise."""
 FOLDED = ("hide", "remove")
 _DROPDOWN = re.compile(r"(?s)(:{3,}|`{3,})\{\w+\}[^\n]*\n:class: dropdown.*?\n\1")
 _RUN = re.compile(r"\*\*It takes\*\* .*?,? and (.*?) of (?:one|a) CPU")
@@ -25,7 +25,11 @@ def _code(source: str) -> int:
 
 
 def minutes(notebook: Path) -> tuple[int, str, int]:
-    """To read what is not folded, to run on one CPU core in the chapter's own words, to solve."""
+    """The time a chapter takes: to read what is not folded, to run it, to solve its exercises.
+
+    The first and the last are in minutes; the second is the chapter's own statement of its time on
+    one CPU core, empty if it makes none.
+    """
     words, lines, to_solve, text = 0, 0, 0, ""
     for cell in json.loads(notebook.read_text())["cells"]:
         source, metadata = "".join(cell["source"]), cell["metadata"]
@@ -42,7 +46,7 @@ def minutes(notebook: Path) -> tuple[int, str, int]:
 
 
 def rows() -> Iterator[list[str]]:
-    """A row of cells for each chapter."""
+    """A table row for each chapter: a link to it and its three times."""
     for notebook in sorted(CHAPTERS.glob("[0-9]*.ipynb")):
         to_read, run, to_solve = minutes(notebook)
         yield [f"{{doc}}`/chapters/{notebook.stem}`", str(to_read), run, str(to_solve)]

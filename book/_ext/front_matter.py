@@ -1,18 +1,18 @@
-"""Sphinx extension of the front matter: the pages print numbers nobody typed.
+"""Sphinx extension with the book's roles and directives, so that no number is typed by hand.
 
 * ``{recorded}`NAME OBJECTIVE WHAT` ``: a number of a recorded run, from ``book/results/``;
 * ``{provenance}`NAME` ``: device and commit of the run;
-* ``{sweep}`NAME CELL METRIC` `` and ``{sweep-made}`NAME` ``: the same of the sweeps, and
-  ``{score}``, ``{difference}``, ``{verdict}``, ``{tally}`` of the scorecard, see ``sweep_numbers``;
-* ``{small}`NAME WHAT` `` and ``{small-made}`CORPUS` ``: of the small downstream runs;
-* ``{parameters}`OPTIONS` ``: parameters of a model, counted as ``--dry-run`` does;
-* ``{source}`FILE::NAME` ``: a link to a file of the repository, checked to exist;
-* ``{explorer} NAME``: the recorded scene of a run, to click on;
+* ``{sweep}`NAME CELL METRIC` `` and ``{sweep-made}`NAME` ``: the same for a sweep; ``{score}``,
+  ``{difference}``, ``{verdict}`` and ``{tally}`` for the scorecard; see ``sweep_numbers``;
+* ``{small}`NAME WHAT` `` and ``{small-made}`CORPUS` ``: the same for the small downstream runs;
+* ``{parameters}`OPTIONS` ``: how many parameters a model has, counted as ``--dry-run`` does;
+* ``{source}`FILE::NAME` ``: a link to a file of the repository, which must exist;
+* ``{explorer} NAME``: the recorded scene of a run as an interactive figure;
 * ``{scorecard}``: the paper's claims with their evidence; ``{sweep-report} NAME``: the tables of a
-  sweep, or the claims of the study;
-* ``{runs}``: the table of all recorded runs; ``{course-minutes}``: that of the chapters' lengths.
+  sweep, or, for ``study``, the study's claims;
+* ``{runs}``: the table of all recorded runs; ``{course-minutes}``: the table of chapter lengths.
 
-What cannot be found is a warning of the build, which ``make book`` turns into an error.
+A lookup that finds nothing is a warning of the build, which ``make book`` turns into an error.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def parameters(text: str) -> str:
 
 
 def source_line(text: str) -> tuple[str, int | None]:
-    """File and line of ``FILE`` or ``FILE::NAME``."""
+    """File and line that ``FILE::NAME`` or ``FILE`` refers to; without a name the line is None."""
     file, _, name = text.partition("::")
     path = ROOT / file
     if not path.exists():
@@ -80,11 +80,11 @@ def source_line(text: str) -> tuple[str, int | None]:
 
 
 class LookupRole(SphinxRole):
-    """What a function finds when the page is read; what it cannot find is a warning.
+    """A role whose text is looked up when the page is read; a failed lookup is a warning.
 
     Args:
-        find: takes the text of the role.
-        show: takes the role and what was looked up; the nodes to show.
+        find: takes the text of the role and returns what it asks for, or raises ``ValueError``.
+        show: takes the role and the result of ``find``, and returns the nodes to show.
     """
 
     def __init__(self, find: Callable[[str], Any], show: Callable[..., list[nodes.Node]]):
@@ -99,12 +99,12 @@ class LookupRole(SphinxRole):
 
 
 def show_number(role: LookupRole, number: str) -> list[nodes.Node]:
-    """A number looked up or computed."""
+    """Nodes for a number that was looked up or computed."""
     return [nodes.inline(text=typeset(number), classes=["recorded"])]
 
 
 def show_provenance(role: LookupRole, stamps: list[tuple[str, str]]) -> list[nodes.Node]:
-    """Devices and commits of runs."""
+    """Nodes for the devices and commits of some runs."""
     out: list[nodes.Node] = []
     for device, commit in provenance(stamps):
         out += [nodes.Text(f"{', ' if out else ''}{device}, "), nodes.literal(text=commit)]
@@ -112,7 +112,7 @@ def show_provenance(role: LookupRole, stamps: list[tuple[str, str]]) -> list[nod
 
 
 def show_source(role: LookupRole, place: tuple[str, int | None]) -> list[nodes.Node]:
-    """A link to a file of the repository, at the line of a name in it."""
+    """A link to a file of the repository, or to the line in it that defines a name."""
     file, line = place
     url = "{repository_url}/blob/{repository_branch}".format(**role.config.html_theme_options)
     link = nodes.reference(refuri=f"{url}/{file}" + (f"#L{line}" if line else ""))
@@ -121,18 +121,18 @@ def show_source(role: LookupRole, place: tuple[str, int | None]) -> list[nodes.N
 
 
 def table(directive: SphinxDirective, rows: list[list[str]], *options: str) -> list[nodes.Node]:
-    """Rows of Markdown as a table, the head first."""
+    """A table from rows of Markdown cells, the header first; ``options`` are the directive's."""
     rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     shown = directive.parse_text_to_nodes(
         "\n".join(["```{table}", *options, "", *lines, "```"])
     )
-    shown[0]["classes"].remove("colwidths-auto")  # MyST's; it would win over the widths
+    shown[0]["classes"].remove("colwidths-auto")  # MyST adds it; it would override the widths
     return shown
 
 
 class ExplorerDirective(SphinxDirective):
-    """The recorded scene of a run."""
+    """The recorded scene of a run as an interactive figure."""
 
     required_arguments = 1
 
@@ -146,7 +146,7 @@ class ExplorerDirective(SphinxDirective):
 
 
 class RunsDirective(SphinxDirective):
-    """Every recorded run: command, device, commit, versions."""
+    """A table of all recorded runs: command, device, commit, versions."""
 
     def run(self) -> list[nodes.Node]:
         rows = [["run", "python -m exlm_mini.pretrain …", "device, versions, commit"]]
@@ -163,7 +163,7 @@ class RunsDirective(SphinxDirective):
 
 
 class ScorecardDirective(SphinxDirective):
-    """Each claim of the paper with its evidence and its verdict."""
+    """A table of the paper's claims, each with its evidence and its verdict."""
 
     def run(self) -> list[nodes.Node]:
         rows = [["claim of the paper", "verdict", "difference", "runs", "measured here"]]
@@ -178,7 +178,7 @@ class ScorecardDirective(SphinxDirective):
 
 
 class SweepReportDirective(SphinxDirective):
-    """What ``sweep NAME --report`` prints."""
+    """The report that ``sweep NAME --report`` prints."""
 
     required_arguments = 1
 
@@ -187,7 +187,7 @@ class SweepReportDirective(SphinxDirective):
 
 
 class CourseMinutesDirective(SphinxDirective):
-    """Minutes to read, run and solve each chapter."""
+    """A table of the time it takes to read, run and solve each chapter."""
 
     def run(self) -> list[nodes.Node]:
         head = ["chapter", "to read", "to run", "to solve"]
@@ -209,7 +209,7 @@ STAMPS = {
     "sweep-made": sweep_numbers.stamps,
     "small-made": recorded_runs.small_stamps,
 }
-"""Roles by what they find."""
+"""Lookup functions of the roles: a number for ``NUMBERS``, device and commit for ``STAMPS``."""
 
 
 def setup(app):

@@ -1,7 +1,7 @@
-"""Sphinx extension: the built book serves everything itself; no request leaves it.
+"""Sphinx extension that makes the built book self-contained: no page loads anything from elsewhere.
 
-MathJax comes from the ``sphinx-mathjax-offline`` wheel (MathJax 3.2.2, Apache-2.0). Of its 24 MB
-only the bundle that reads TeX and writes HTML, and its fonts, are copied: 1.7 MB.
+MathJax comes from the ``sphinx-mathjax-offline`` wheel (MathJax 3.2.2, Apache-2.0). Only 1.7 of its
+24 MB are copied: the bundle that reads TeX and writes HTML, and its fonts.
 """
 
 import shutil
@@ -17,7 +17,7 @@ def use_own_mathjax(app, config):
 
 
 def drop_thebe(app, pagename, templatename, context, doctree):
-    """Jupyter Book 1 loads thebe on every page, twice, from elsewhere; it has no use here."""
+    """Remove thebe, which Jupyter Book 1 loads twice on every page from elsewhere; it is unused."""
 
     def is_thebe(script):
         name = str(getattr(script, "filename", script) or "")
@@ -37,7 +37,7 @@ def copy_mathjax(app, exception):
 
 
 def setup(app):
-    # After sphinx.ext.mathjax and the theme have had their say.
+    # A late priority: the handlers of sphinx.ext.mathjax and of the theme must run first.
     app.connect("config-inited", use_own_mathjax, priority=900)
     app.connect("html-page-context", drop_thebe, priority=900)
     app.connect("build-finished", copy_mathjax)

@@ -1,6 +1,7 @@
-"""Numbers of recorded runs for the pages of the book, from ``book/results/``.
+"""Looks up numbers of the runs recorded in ``book/results/`` for the pages of the book.
 
-``recorded`` and ``small`` say what their roles take. What the records do not hold is an error.
+See ``recorded`` and ``small`` for what their roles accept. A lookup that finds nothing raises
+``ValueError``.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import yaml
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 COMMAND = "python -m exlm_mini.pretrain "
 NEAR = 0.1
-"""Bits. A run of the small language has arrived when it is this close to the joint entropy."""
+"""A run on a toy language has arrived when it is within this many bits of the joint entropy."""
 
 
 def record_files() -> list[Path]:
-    """Files of recorded runs; benchmarks, evidence and downstream tasks, beside them, are none."""
+    """Files of recorded runs; the folder also holds benchmarks, evidence and downstream tasks."""
     files = sorted(RESULTS.glob("*.json"))
     others = ("bench-", "evidence-", "downstream-", "learned-places", "links-pilot")
     return [file for file in files if not file.name.startswith(others)]
@@ -31,7 +32,7 @@ def record_files() -> list[Path]:
 
 @cache
 def records() -> dict[str, dict[str, Any]]:
-    """All recorded runs by what follows the command's name."""
+    """All recorded runs, keyed by their options: the part of the command line after ``COMMAND``."""
     by_options: dict[str, dict[str, Any]] = {}
     for path in record_files():
         for record in json.loads(path.read_text()):
@@ -44,13 +45,13 @@ def records() -> dict[str, dict[str, Any]]:
 
 @cache
 def names() -> dict[str, list[str]]:
-    """Patterns of each short name, from ``results/names.yaml``."""
+    """The patterns of options that each short name means, from ``results/names.yaml``."""
     listed = yaml.safe_load((RESULTS / "names.yaml").read_text())
     return {name: [p] if isinstance(p, str) else p for name, p in listed.items()}
 
 
 def runs_of(name: str) -> list[dict[str, Any]]:
-    """The recorded runs of a short name."""
+    """The recorded runs that a short name means."""
     if name not in names():
         raise ValueError(f"no run is named '{name}' in results/names.yaml")
     matches: dict[str, dict[str, Any]] = {}
@@ -63,7 +64,7 @@ def runs_of(name: str) -> list[dict[str, Any]]:
 
 
 def entropies(record: dict[str, Any]) -> tuple[float, float]:
-    """Joint entropy and floor of MLM, in bits, of the toy language of a run."""
+    """Joint entropy of the toy language of a run, and the floor of MLM on it, both in bits."""
     from exlm_mini.data.toy_grammars import grammar
 
     if record["config"]["data"]["kind"] != "toy":
@@ -74,12 +75,13 @@ def entropies(record: dict[str, Any]) -> tuple[float, float]:
 
 
 def recorded(text: str) -> str:
-    """The number a role asks for: ``NAME OBJECTIVE WHAT``.
+    """The number that a role asks for with the text ``NAME OBJECTIVE WHAT``.
 
     WHAT is ``row`` or ``mask`` (bits of the last validation), ``joint`` or ``floor`` (exact bits
-    of the toy language), ``won`` (share of what lies between them), ``steps``; for a group of
-    runs ``arrived`` (how many reached the joint entropy), ``row-arrived`` and ``row-stayed``. A
-    group gives its smallest and largest number.
+    of the toy language), ``won`` (how much of the gap between the two was closed, in percent) or
+    ``steps``; for a group of runs also ``arrived`` (how many reached the joint entropy) and
+    ``row-arrived`` or ``row-stayed`` (bits per row of those that did or did not). For a group the
+    result is a range from the smallest number to the largest.
     """
     try:
         name, objective, what = text.split()
@@ -116,7 +118,7 @@ def recorded(text: str) -> str:
 
 
 def span(numbers: list[float], digits: int = 3) -> str:
-    """One number, or the smallest and the largest of several."""
+    """Numbers as text: the only one, or the smallest and the largest, such as "1.2 to 3.4"."""
     if not numbers:
         raise ValueError("no run is left")
     low, high = (str(rounded(number, digits)) for number in (min(numbers), max(numbers)))
@@ -124,29 +126,29 @@ def span(numbers: list[float], digits: int = 3) -> str:
 
 
 def rounded(number: float, digits: int) -> Decimal:
-    """Rounded half up, as one does it by hand: records hold four digits, often ending in 5."""
-    # No sign before a zero.
+    """A number rounded half up, as by hand: records hold four digits, and many end in 5."""
+    # Adding 0 turns -0 into 0.
     return Decimal(str(number)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP) + 0
 
 
 def short(commit: str) -> str:
-    """Seven digits of a commit; "with changes" stays."""
+    """The first seven digits of a commit; a suffix " with changes" is kept."""
     return commit[:7] + commit[40:]
 
 
 def stamps(name: str) -> list[tuple[str, str]]:
-    """Device and commit of each of a name's runs."""
+    """Device and commit of each run that a short name means."""
     return [(r["versions"]["device"], r["versions"]["commit"]) for r in runs_of(name)]
 
 
 def provenance(stamps: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Devices in words with their short commits, each pair once."""
+    """Devices and shortened commits, each pair once; the device ``cpu`` is written "CPU"."""
     named = [("CPU" if device == "cpu" else device, short(commit)) for device, commit in stamps]
     return list(dict.fromkeys(named))
 
 
 def by_seed(runs: list[dict[str, Any]]) -> dict[str, str]:
-    """Options of some runs, seeds left out, with those seeds in words."""
+    """Runs grouped by their options without the seed, each with text such as ", seed 1 to 6"."""
     seeds: dict[str, list[int]] = {}
     for record in runs:
         options = re.sub(r" --seed \d+", "", record["command"].removeprefix(COMMAND))
@@ -157,7 +159,7 @@ def by_seed(runs: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def listed_runs() -> dict[str, list[dict[str, Any]]]:
-    """Every recorded run: those with a short name by it, all others by their file."""
+    """Every recorded run, listed under its short name or else under the name of its file."""
     listed = {name: runs_of(name) for name in names()}
     named = {record["command"] for runs in listed.values() for record in runs}
     for record in records().values():
@@ -175,11 +177,12 @@ def small_runs() -> dict[str, Any]:
 
 
 def small(text: str) -> str:
-    """The number a role asks for: ``TASK WHAT`` or ``RUN WHAT``.
+    """The number that a role asks for with the text ``TASK WHAT`` or ``RUN WHAT``.
 
-    Of a task, ``exlm`` is a mean over seeds ± standard deviation, in percent, ``exlm-mlm`` a
-    difference ± half its 95% interval, ``paper-exlm`` the paper's; ``seen`` counts molecules that
-    pre-training has read. Of a run such as ``smiles-exlm``, bits per masked token and sizes.
+    For a task, WHAT is a model such as ``exlm`` (mean over seeds ± standard deviation, in percent),
+    a pair such as ``exlm-mlm`` (difference ± half its 95% interval), ``paper-exlm`` or
+    ``paper-mlm`` (the paper's score), or ``seen`` (how many molecules pre-training has read). For a
+    run such as ``smiles-exlm`` it is ``bits`` (per masked token), ``minutes`` or a size.
     """
     name, _, what = text.partition(" ")
     shown: dict[str, str] = {}
@@ -203,7 +206,7 @@ def small(text: str) -> str:
 
 
 def small_stamps(corpus: str) -> list[tuple[str, str]]:
-    """Device and commit of the pre-training runs of a corpus, sorted."""
+    """Device and commit of the small pre-training runs on a corpus, sorted."""
     runs = small_runs()["pretraining"].items()
     stamps = [run["versions"] for name, run in runs if name.startswith(f"{corpus}-")]
     if not stamps:

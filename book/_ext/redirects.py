@@ -1,4 +1,4 @@
-"""Sphinx extension: a page that has moved leaves its old address behind."""
+"""Sphinx extension that redirects the old addresses of chapters that have moved."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ MOVED = {
     "10_downstream": "09_downstream",
     "14_what_we_found": "10_what_we_found",
 }
-"""Chapters of the earlier editions, by name, and where what they said stands now."""
+"""Chapters of earlier editions, each with the chapter that now holds its content."""
 
 PAGE = """<!DOCTYPE html>
 <meta charset="utf-8">
@@ -25,7 +25,7 @@ PAGE = """<!DOCTYPE html>
 
 
 def write_redirects(app, exception):
-    """Write a page at each old address."""
+    """Write a page at each old address that forwards to the new one."""
     if exception is None and app.builder.format == "html":
         for old, new in MOVED.items():
             Path(app.outdir, "chapters", f"{old}.html").write_text(PAGE.format(new=new))

@@ -1,8 +1,8 @@
-"""The package's docstrings in the form that Sphinx's napoleon reads.
+"""Hooks for Sphinx that bring the package's docstrings into the form that napoleon reads.
 
-They are in the style of Google, with two habits it would misread: an attribute is described in a
-sentence, which may hold a colon, and ``Returns:`` may name results or hold a colon. Signatures and
-values are shown as far as a reader can use them.
+The docstrings are in Google style, with two habits that napoleon would misread: an attribute is
+described in a sentence, which may hold a colon, and ``Returns:`` may name several results or hold a
+colon. The hooks also remove what a reader cannot use from signatures and values.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from sphinx import addnodes
 _ATTRIBUTES = ("attribute", "data", "property")
 _LONGEST_VALUE = 80
 _OBJECT = re.compile(r"<(?:class '(?:\w+\.)*(\w+)'|(?:built-in )?function (?:\w+\.)*(\w+))>")
-"""A type or a function as Python writes it where it has no name to show."""
+"""The repr of a class or function, as Python shows it in signatures."""
 _NAMELESS = re.compile(r"<factory>|<function (?:\w+\.)*<lambda>>")
 _kept: dict[str, list[str]] = {}
 
@@ -23,22 +23,22 @@ _kept: dict[str, list[str]] = {}
 def before_napoleon(app, what, name, obj, options, lines: list[str]) -> None:
     """Set aside what napoleon would misread, and turn several named results into a list.
 
-    It takes the words before a colon for a type: in the docstring of an attribute, and in
-    ``Returns:``, where ours stand for several results by name.
+    Napoleon takes the words before a colon for a type. In our docstrings of attributes they are
+    part of a sentence, and in ``Returns:`` they are the names of results.
     """
     lines[:] = _options_as_code("\n".join(lines)).split("\n")
     if what in _ATTRIBUTES:
         is_alias = lines[0].startswith("Alias for field number")
         _kept[name] = [] if is_alias else list(lines)
         return
-    # "states_per_mask: k." explains a setting; "k." alone would start a list.
+    # In "states_per_mask: k." the description "k." would be taken for the start of a list.
     lines[:] = [re.sub(r"^(    \w+: )(\w)\.$", r"\1\\\2.", line) for line in lines]
     if "Returns:" not in lines:
         return
     start = lines.index("Returns:") + 1
     block = list(itertools.takewhile(lambda line: not line or line[0] == " ", lines[start:]))
     heads = [re.fullmatch(r"    (\w+): (.*)", line) for line in block]
-    if not any(heads[:1]):  # a colon within a sentence names no result
+    if not any(heads[:1]):  # the colon belongs to a sentence and names no result
         heads = [None] * len(block)
     mark = "* " if sum(map(bool, heads)) > 1 else ""
     indent = " " * len(mark)
@@ -50,8 +50,8 @@ def before_napoleon(app, what, name, obj, options, lines: list[str]) -> None:
 
 
 def _options_as_code(text: str) -> str:
-    """Mark options of commands as literal; of their two hyphens Sphinx would make a dash."""
-    passed_over = r"^ [^\n]*|``.*?``"  # what is indented, and literal already
+    """Mark options of commands as literal; Sphinx would turn their two hyphens into a dash."""
+    passed_over = r"^ [^\n]*|``.*?``"  # indented lines, and what is literal already
     option = r"(?<![\w-])(--[a-z][\w.-]*\w)"
     return re.sub(
         f"{passed_over}|{option}",
@@ -67,9 +67,9 @@ def after_napoleon(app, what, name, obj, options, lines: list[str]) -> None:
 
 
 def plain_signature(app, what, name, obj, options, signature, returned):
-    """The signature with names of types and functions, and an ellipsis where there is no name."""
+    """Show types and functions in a signature by name, or as an ellipsis if they have none."""
     if what == "class" and signature == "(*args, **kwargs)":
-        return "()", returned  # the base class of PyTorch, whose modules take what they like
+        return "()", returned  # inherited from PyTorch's base class, which takes any arguments
     if what == "class" and issubclass(obj, Enum):
         return "", returned
     if signature:
@@ -79,7 +79,7 @@ def plain_signature(app, what, name, obj, options, signature, returned):
 
 
 def drop_unreadable_values(app, doctree) -> None:
-    """Leave out long values of constants, those with nameless objects, and pydantic's types."""
+    """Drop values of constants that are long or show nameless objects, and aliases of pydantic."""
     for shown in list(doctree.findall(addnodes.desc_annotation)):
         value = shown.astext().strip()
         is_unreadable = len(value) > _LONGEST_VALUE or re.search(r"<\w+ ", value)

@@ -1,15 +1,15 @@
-"""Numbers of the sweeps for the pages of the book.
+"""Looks up numbers of the sweeps in ``book/results/`` for the pages of the book.
 
-* ``{sweep}`NAME CELL METRIC` ``: mean over seeds ± standard deviation of a cell, from
-  ``book/results/``; METRIC is ``downstream`` or a name in the records, shares in percent;
+* ``{sweep}`NAME CELL METRIC` ``: mean over seeds ± standard deviation of a cell; METRIC is
+  ``downstream`` or the name of a metric in the records; shares are given in percent;
 * ``{sweep}`NAME INPUT METRIC STATISTIC` ``: one number for the grid of Repeated MLM, see
   ``exlm_lab.experiments.correlations``;
-* ``{score}`ID` ``: the size of the difference that judges a claim of the scorecard, with its
-  interval; ``{difference}`ID` ``: the same with its sign; ``{verdict}`ID` ``: the verdict;
-* ``{tally}`planned` `` and ``{tally}`unplanned` ``: how many of the scorecard's verdicts are what;
+* ``{score}`ID` ``: the difference by which a claim of the scorecard is judged, without its sign,
+  and its interval; ``{difference}`ID` ``: the same with its sign; ``{verdict}`ID` ``: the verdict;
+* ``{tally}`planned` `` and ``{tally}`unplanned` ``: how many verdicts are for, against, undecided;
 * ``{sweep-made}`NAME` ``: devices and commits of the records.
 
-What the records do not hold is an error.
+A lookup that finds nothing raises ``ValueError``.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from exlm_lab.experiments.records import DOWNSTREAM, EMPTY, by_seed, grid, shown
 from exlm_lab.experiments.scorecard import Score, scorecard
 
 NUMBERS = 5
-"""Columns of numbers that fit beside a name."""
+"""How many columns of numbers fit on a page beside the column of names."""
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 @cache
 def runs(name: str) -> pd.DataFrame:
-    """The runs of an experiment."""
+    """The recorded runs of an experiment as a table."""
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no sweep '{name}'")
     return records.runs(name, RESULTS)
 
 
 def sweep(text: str) -> str:
-    """The number a role asks for; see the head of this file."""
+    """The number that a role asks for; the top of this file explains ``text``."""
     match text.split():
         case [name, cell, metric]:
             number = _of_cell(name, cell, metric)
@@ -77,7 +77,7 @@ def stamps(name: str) -> list[tuple[str, str]]:
 
 
 def sweep_page(name: str) -> str:
-    """Tables of a sweep as Markdown; of ``study``, every claim with its evidence."""
+    """The tables of a sweep as Markdown; for ``study``, every claim with its evidence."""
     if name == "study":
         return _in_a_section(verdicts.report(RESULTS))
     report = tables.report(name, RESULTS).partition("\n")[2]
@@ -85,13 +85,13 @@ def sweep_page(name: str) -> str:
 
 
 def _in_a_section(text: str) -> str:
-    """In a section of a page: headings as bold lines, tables as wide as the page."""
+    """Fit a report into a section of a page: bold lines for headings, tables that fit the width."""
     text = re.sub(r"^## (?:Input: )?(.*)$", r"**\1**", text, flags=re.M)
     return re.sub(r"((?:^\|.*\n)+)", _as_wide_as_the_page, text, flags=re.M)
 
 
 def _as_wide_as_the_page(table: re.Match[str]) -> str:
-    """What a claim compares stands below it; a table of many numbers is cut into several."""
+    """Narrow a table: put what a claim compares below the claim, or cut it into several tables."""
     lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table[1].splitlines()]
     head, _, *rows = [[typeset(cell.strip()) for cell in line] for line in lines]
     if head[0] == "claim":
@@ -107,25 +107,25 @@ def _as_wide_as_the_page(table: re.Match[str]) -> str:
 
 
 def typeset(text: str) -> str:
-    """Numbers with a minus sign where Python writes a hyphen, on one line with what follows ±."""
+    """Text with real minus signs before numbers, and no line break around ±."""
     text = re.sub(r"(?<![\w+])-(?=\d)", "\N{MINUS SIGN}", text)
     return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
 def _table(name: str, head: list[str], *rows: list[str]) -> str:
-    """A table of Markdown with a class."""
+    """A Markdown table with a CSS class."""
     lines = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
     return "\n".join((f"```{{table}}\n:class: {name}\n", *lines, "```\n"))
 
 
 @cache
 def scores() -> list[Score]:
-    """The scorecard of the records."""
+    """The scorecard, computed from the records."""
     return scorecard(RESULTS)
 
 
 def score_of(name: str) -> Score:
-    """The row of a claim by its id."""
+    """The scorecard's row for a claim, by the claim's id."""
     for score in scores():
         if score.verdict.claim.id == name:
             return score
@@ -133,16 +133,16 @@ def score_of(name: str) -> Score:
 
 
 def score(name: str) -> str:
-    """The size of the difference of a row of the scorecard, by the claim's id."""
+    """The difference in the scorecard's row for a claim, without its sign, by the claim's id."""
     text = score_of(name).shown
-    if text.startswith("-"):  # turned round, the ends of an interval too
+    if text.startswith("-"):  # flip every sign, and swap the ends of the interval
         text = text.translate(str.maketrans("+-", "-+"))
         text = re.sub(r"\((\S+) to (\S+)\)", r"(\2 to \1)", text)
     return text.replace("+", "")
 
 
 def tally(text: str) -> str:
-    """Verdicts of the scorecard, counted, of the claims that a plan had or of the others."""
+    """How many verdicts of planned claims, or of unplanned ones, are for, against and undecided."""
     if text not in ("planned", "unplanned"):
         raise ValueError(f"'{text}' is neither planned nor unplanned")
     verdicts = [s.verdict for s in scores() if s.verdict.is_planned == (text == "planned")]

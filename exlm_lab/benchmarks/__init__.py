@@ -1,1 +1,1 @@
-"""Time and memory of the alignment, and of whole training steps."""
+"""Benchmarks: time and memory of the alignment backends and of whole training steps."""

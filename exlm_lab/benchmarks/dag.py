@@ -1,4 +1,4 @@
-"""Time of forward and backward pass of every alignment backend, and its error against float64.
+"""Times forward and backward pass of every alignment backend; measures errors against float64.
 
 Shapes: B rows, M targets, L states.
 """
@@ -33,12 +33,12 @@ TERMS: dict[str, Callable[[Shape], int]] = {
     "enumerate": lambda s: s.B * s.M * (math.comb(s.L - 2, s.M - 2) if s.M > 1 else 1),
     "naive": lambda s: s.B * (s.M - 1) * s.L * (s.L - 1) // 2,
 }
-"""What backends for teaching go through one by one in Python."""
+"""How many terms the backends for teaching go through one by one in Python, by shape."""
 MOST_TERMS = 50_000
 RELEASED = Path("fs_plugins/custom_ops/dag_loss.py")
-"""In a checkout of the released code; its ``torch_dag_loss`` takes the counts in reverse order."""
+"""File of the released code; its ``torch_dag_loss`` takes states before targets, unlike ours."""
 NATS = 8.0
-"""Advantage of the best path of a sharp graph, per step."""
+"""By how many nats per step the best path of a sharp graph stands out."""
 
 
 def made_graph(
@@ -51,14 +51,14 @@ def made_graph(
     """A random graph like those of an untrained or a trained model.
 
     Args:
-        shape: with 1 < M <= L or M = L = 1.
-        is_sharp: false: every edge of a state is about equally likely, every emission about
-            e^-9 (an untrained model with 8192 tokens). True: one random path stands out by
-            ``NATS`` a step, in its emissions and before the softmax in its edges.
-        device, dtype, seed: of the numbers.
+        shape: size of the graph, with 1 < M <= L or M = L = 1.
+        is_sharp: if false, all edges of a state are about equally likely and every emission is
+            about e^-9, as in an untrained model with 8192 tokens. If true, one random path stands
+            out by ``NATS`` per step, in its emissions and, before the softmax, in its edges.
+        device, dtype, seed: device and dtype of the result, and seed of its random numbers.
 
     Returns:
-        The graph; each row of E sums to one, and there is no edge unless v < u.
+        The graph. Each row of E but the last sums to one, and an edge needs v < u.
     """
     B, M, L = shape
     rng = torch.Generator().manual_seed(seed)
@@ -83,11 +83,11 @@ def made_graph(
 
 
 def forward_and_backward(function: LogLikelihood, graph: Graph) -> tuple[Tensor, ...]:
-    """log_likelihood_B and the gradients of its sum by emission and transition.
+    """log_likelihood_B and the gradients of its sum with respect to emission and transition.
 
     Raises:
         ValueError: if the function does not return (B,).
-        RuntimeError: of autograd, if it leaves out a gradient.
+        RuntimeError: from autograd, if the result does not depend on both scores.
     """
     scores = tuple(t.detach().requires_grad_() for t in graph[:2])
     log_likelihood_B = function(scores[0], scores[1], *graph[2:])
@@ -99,16 +99,16 @@ def forward_and_backward(function: LogLikelihood, graph: Graph) -> tuple[Tensor,
 
 
 def load_extra_backend(path: Path) -> LogLikelihood:
-    """The function ``log_likelihood`` of a file, or the one in PyTorch of the released code."""
+    """Load ``log_likelihood`` from a file, or ``torch_dag_loss`` from the released code."""
     file, name = path, "log_likelihood"
     if path.is_dir():
         file, name = path / RELEASED, "torch_dag_loss"
     remedy = f"give --extra-backend a file of Python that defines {name}"
-    with reading(file, remedy, errors=Exception):  # it runs what others wrote
+    with reading(file, remedy, errors=Exception):  # code of others may raise anything
         loader = SourceFileLoader(f"extra_backend_{path.stem}", str(file))
         module = ModuleType(loader.name)
         module.__file__ = str(file)
-        sys.modules[loader.name] = module  # dataclasses and torch.library look modules up
+        sys.modules[loader.name] = module  # dataclasses and torch.library look here
         loader.exec_module(module)
         function = getattr(module, name)
     if not path.is_dir():
@@ -119,13 +119,13 @@ def load_extra_backend(path: Path) -> LogLikelihood:
 
 
 def judged(graph: Graph) -> tuple[Tensor, ...]:
-    """What ``REFERENCE`` says of the first row in float64: log_likelihood_B and both gradients."""
+    """log_likelihood_B and both gradients of the first row, by ``REFERENCE`` in float64."""
     exact = Graph(*(numbers[:1] for numbers in graph.double()))
     return forward_and_backward(BACKENDS[REFERENCE].log_likelihood, exact)
 
 
 def errors(ours: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> dict[str, float | None]:
-    """``relative_error`` of likelihood and gradients in the first row; None where infinite."""
+    """``relative_error`` of the first row's likelihood and gradients; None where it is infinite."""
     pairs = zip(QUANTITIES, ours, exact, strict=True)
     off = {name: relative_error(mine[:1], theirs) for name, mine, theirs in pairs}
     return {name: error if math.isfinite(error) else None for name, error in off.items()}
@@ -134,7 +134,7 @@ def errors(ours: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> dict[str, flo
 def backends(
     extra: Sequence[Path], device: torch.device, note: Note
 ) -> dict[str, LogLikelihood]:
-    """``log_likelihood`` of the backends that work on a device, and of further ones, by name."""
+    """``log_likelihood`` by backend, for those that work on a device and for those in ``extra``."""
     functions = {}
     for name, backend in BACKENDS.items():
         if reason := backend.why_not(device.type):
@@ -157,13 +157,13 @@ def dag(
     is_sharp: bool,
     note: Note,
 ) -> Iterator[Record]:
-    """Forward and backward pass in float32 of each function that can do the shape.
+    """Time the forward and backward pass in float32 of each function that can handle the shape.
 
     Args:
-        shape: of the graph.
-        functions: of ``backends``; ``REFERENCE`` is taken first.
-        device, is_sharp: of the graph, see ``made_graph``.
-        note: receives a line about what was left out.
+        shape: size of the graph.
+        functions: what to time, as returned by ``backends``; ``REFERENCE`` comes first.
+        device, is_sharp: properties of the graph, see ``made_graph``.
+        note: receives a line about each function that was left out.
     """
     B, M, L = shape
     needed = 3 * B * L * (L + M) * 4  # scores, gradients, one step
@@ -191,7 +191,7 @@ def dag(
         for name in sorted(functions, key=lambda name: name != REFERENCE):
             try:
                 yield one(name)
-            except Exception as error:  # the others go on
+            except Exception as error:  # the others are still timed
                 reason = " ".join(str(error).split()) or type(error).__name__
                 note(f"{name} is left out at B,M,L = {shape}: {reason[:300]}")
 

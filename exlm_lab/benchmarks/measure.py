@@ -1,4 +1,4 @@
-"""Time and memory of a piece of code, and the record of both."""
+"""Measures the time and memory of a call, and makes a record of both."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import torch
 from exlm_lab.benchmarks.record import Record
 from exlm_mini.training.provenance import MIB
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler's starts are on stderr
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler logs every start
 MOST_RUNS = 50
 LEAST_RUNS = 3
-"""A median of fewer would be meaningless."""
+"""A median of fewer runs would be meaningless."""
 ENOUGH_SECONDS = 5.0
-"""After this time no run is started once there are ``LEAST_RUNS``."""
+"""After this time no further run is started, provided that ``LEAST_RUNS`` are done."""
 
 
 class Timing(NamedTuple):
     """Medians over several runs of one call."""
 
     median_ms: float
-    """Milliseconds by the wall clock; by CUDA events on a GPU."""
+    """Milliseconds of wall-clock time; on a GPU, measured by CUDA events."""
     median_cpu_ms: float
-    """Milliseconds of processor time, all threads together; on a GPU that of the host."""
+    """Milliseconds of processor time, all threads together; with a GPU, of the host alone."""
     runs: int
 
 
@@ -44,11 +44,11 @@ def time_side_by_side(
 
     Args:
         calls: what to time, by name.
-        device: that the calls work on; a GPU is waited for.
-        enough_seconds: for all calls together, see ``ENOUGH_SECONDS``.
+        device: the device that the calls work on; a GPU is synchronised around each of them.
+        enough_seconds: time limit for all calls together, see ``ENOUGH_SECONDS``.
 
     Returns:
-        Medians over ``LEAST_RUNS`` to ``MOST_RUNS`` runs of each call, equally many.
+        The medians of each call, all over the same number of runs: ``LEAST_RUNS`` to ``MOST_RUNS``.
     """
     wall_ms: dict[str, list[float]] = {name: [] for name in calls}
     cpu_ms: dict[str, list[float]] = {name: [] for name in calls}
@@ -65,7 +65,7 @@ def time_side_by_side(
 
 
 def _once(call: Callable[[], Any], device: torch.device) -> tuple[float, float]:
-    """Milliseconds of one run: wall clock (or CUDA events), processor time."""
+    """Milliseconds of one run: by the wall clock (or CUDA events), and of processor time."""
     cpu_start = time.process_time()
     if device.type == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -119,7 +119,7 @@ def record(
     device: torch.device,
     **details: Any,
 ) -> Record:
-    """The record of a call that was timed, forward and backward; measures its memory."""
+    """The record of a call that was timed; runs it once more to measure its peak memory."""
     return {
         "backend": backend,
         "shape": list(shape),

@@ -1,7 +1,7 @@
-"""Shapes that are measured, and the record of each measurement: a dict that JSON can hold.
+"""Shapes that are measured, and the records of measurements: dicts that JSON can hold.
 
-Shapes: B rows, M targets, L states. Data are random but for a seed: times depend on shapes, hardly
-on what is learned.
+Shapes: B rows, M targets, L states. The data are random with a fixed seed, because times depend on
+shapes and hardly on what a model has learned.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ DAG_SHAPES = (
     Shape(4, 256, 1024),
 )
 Note = Callable[[str], None]
-"""Takes a line about what was left out, and why."""
+"""A function that receives a line about what was left out, and why."""
 Record = dict[str, Any]
 
 
 def compared(records: Iterable[Record], reference: str) -> Iterator[Record]:
-    """Records of one shape with their times over those of the reference, which comes first; none
-    where it was left out."""
+    """Add to the records of one shape the ratio of their times to that of ``reference``.
+
+    The record of the reference must come first; without it the ratio is None.
+    """
     base = None
     for one in records:
         if one["backend"] == reference:

@@ -23,16 +23,16 @@ from exlm_mini.training.cost import row_flops
 from exlm_mini.training.trainer import Trainer
 
 PARTS = ("encoder", "head", "transition", "dynamic programme")
-"""As the model names them."""
+"""Names under which the model marks its parts for the profiler."""
 NODE = "autograd::engine::evaluate_function: "
 ENOUGH_SECONDS = 8.0
-"""For all models together."""
+"""Time limit for all models together, see ``time_side_by_side``."""
 
 
 @contextlib.contextmanager
 def trainers(configs: Mapping[str, RunConfig], corpus: Corpus) -> Iterator[dict[str, Trainer]]:
-    """A trainer for each of some settings, before its first step; of a model that grows out of
-    an MLM, when it has grown."""
+    """Context with a trainer for each of the settings, before its first step; settings with
+    ``grow_at`` give the grown model, not the MLM that it grows from."""
     with tempfile.TemporaryDirectory() as folder:
         yield {
             name: Trainer(
@@ -48,11 +48,12 @@ def trainers(configs: Mapping[str, RunConfig], corpus: Corpus) -> Iterator[dict[
 def step_costs(config: RunConfig, corpus: Corpus) -> dict[str, float]:
     """Cost of a step of ExLM relative to MLM on the same rows, measured and counted.
 
-    Without chains, which only the first steps have.
+    The fixed chains are switched off, because only the first steps of training have them.
 
     Returns:
-        ``cost_ratio``, of the medians; ``cost_ratio_floor``, of the unavoidable floating-point
-        operations; ``step_ms`` and ``mlm_step_ms``, medians, of processor time on a CPU.
+        ``cost_ratio``: ratio of the median times; ``cost_ratio_floor``: ratio of the unavoidable
+        floating-point operations; ``step_ms`` and ``mlm_step_ms``: the median times in
+        milliseconds, which on a CPU are processor time.
     """
     config = replace(config, train=replace(config.train, chain_warmup=0.0))
     configs = {"exlm": config, "mlm": replace(config, objective="mlm")}
@@ -77,11 +78,13 @@ def step_costs(config: RunConfig, corpus: Corpus) -> dict[str, float]:
 
 
 def step(config: RunConfig, corpus: Corpus) -> Iterator[Record]:
-    """The first step of an ExLM, of an MLM on the same rows, and of the ExLM with its rows expanded
-    after a half and three quarters of the layers, timed alternately.
+    """Time the first training step of an MLM, of an ExLM, and of the ExLM with late expansion.
+
+    All are timed alternately and on the same rows; late expansion is after a half and after three
+    quarters of the layers.
 
     Yields:
-        Records whose ``parts`` give milliseconds by part, forward and backward.
+        Records, whose ``parts`` hold the milliseconds of each part, forward and backward.
     """
     configs = {"mlm": replace(config, objective="mlm"), "exlm": config}
     half = config.model.shape.num_layers // 2
@@ -101,7 +104,7 @@ def step(config: RunConfig, corpus: Corpus) -> Iterator[Record]:
                     "parts": time_parts(call, engine.device),
                     "step_tokens_per_second": 1000 * num_tokens / timing.median_ms,
                 }
-                # The memory of a step is that of one which finds no gradients of an earlier one.
+                # Measure the memory of a step that starts without the gradients of an earlier one.
                 each[name].stepper.optimizer.zero_grad(set_to_none=True)
                 size = config.train.batch_size, int(corpus.train.lengths_R.max())
                 yield record(name, size, timing, call, engine.device, **details)
@@ -110,12 +113,12 @@ def step(config: RunConfig, corpus: Corpus) -> Iterator[Record]:
 
 
 def time_parts(call: Callable[[], Any], device: torch.device) -> dict[str, dict[str, float]]:
-    """Medians over ``LEAST_RUNS`` steps under PyTorch's profiler, in milliseconds.
+    """Time of each part of the model, as the median over ``LEAST_RUNS`` steps under the profiler.
 
-    On a GPU its own time, without gaps between kernels; on a CPU the wall clock's.
+    On a GPU this is the time of kernels, without the gaps between them; on a CPU, wall-clock time.
 
     Returns:
-        For each part that the model has: ``forward_ms`` and ``backward_ms``.
+        ``forward_ms`` and ``backward_ms``, in milliseconds, for each part that the model has.
     """
     activities = [ProfilerActivity.CPU]
     activities += [ProfilerActivity.CUDA] if device.type == "cuda" else []
@@ -133,7 +136,8 @@ def time_parts(call: Callable[[], Any], device: torch.device) -> dict[str, dict[
 def _parts(events: Iterable[Any], device: torch.device) -> dict[str, dict[str, float]]:
     """Milliseconds of one step by part; the model marks its parts for the profiler.
 
-    A node of the backward pass belongs to the part whose operation made it: both have one number.
+    A node of the backward pass belongs to the part whose operation created it: both have the same
+    sequence number.
     """
     spent: dict[str, dict[str, float]] = {}
     part_of_node: dict[int, str | None] = {}
@@ -154,5 +158,5 @@ def _parts(events: Iterable[Any], device: torch.device) -> dict[str, dict[str, f
             if node_part := part_of_node.get(event.sequence_nr):
                 add(node_part, "backward_ms", event)
         elif event.sequence_nr >= 0 and event.scope == 0:
-            part_of_node[event.sequence_nr] = part  # the last with a number makes the node
+            part_of_node[event.sequence_nr] = part  # the last with this number makes the node
     return {part: spent[part] for part in PARTS if part in spent}

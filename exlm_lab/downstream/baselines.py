@@ -1,7 +1,7 @@
-"""What a person would try first, on the rows and answers of a task, for comparison.
+"""Simple baselines, trained on the rows of a task, to compare a fine-tuned model with.
 
-``mean`` and ``most frequent`` read nothing. ``random forest`` reads Morgan fingerprints of
-molecules, ``TF-IDF`` the words of texts, with a ridge or logistic regression.
+``mean`` and ``most frequent`` ignore the inputs. ``random forest`` reads Morgan fingerprints of
+molecules; ``TF-IDF`` reads the words of texts, with a ridge or logistic regression.
 
 Shapes: R rows, F features, C outputs.
 """
@@ -18,14 +18,15 @@ from exlm_lab.downstream.task import Examples, Task
 NUM_TREES = 200
 RADIUS, NUM_BITS = 2, 2048
 _UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-"""Letters of scripts without blanks between words: Thai to Burmese, Khmer, Japanese, Chinese."""
+"""Letters of scripts without spaces between words: Thai to Burmese, Khmer, Japanese, Chinese."""
 _WORD = rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+"
 
 
 def baselines(
     task: Task, train: Examples, test: Examples, seeds: tuple[int, ...]
 ) -> dict[str, list[dict[str, float]]]:
-    """The metrics of each baseline on a part, by its name, for each seed where these matter."""
+    """Metrics of each baseline on ``test``, by its name: one dict per seed, or a single one if the
+    baseline does not depend on the seed."""
     from sklearn.dummy import DummyClassifier, DummyRegressor
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
     from sklearn.linear_model import LogisticRegression, Ridge
@@ -53,14 +54,13 @@ def baselines(
 def _scores(
     task: Task, regressor: Any, classifier: Any, features: Any, labels: np.ndarray
 ) -> np.ndarray:
-    """scores_RC of models of scikit-learn, one target after the other, as ``evaluate`` takes
-    them."""
+    """scores_RC of scikit-learn models, one fitted per target, in the form ``evaluate`` takes."""
     learned_RF, asked_RF = features
     num_rows = asked_RF.shape[0]
     if task.kind == "classes":
         scores_RC, seen = np.zeros((num_rows, len(task.classes))), np.unique(labels)
         scores_RC[:, seen] = 1.0
-        if len(seen) > 1:  # a logistic regression does not learn of one class
+        if len(seen) > 1:  # a logistic regression cannot be fitted to one class
             scores_RC[:, seen] = classifier.fit(learned_RF, labels).predict_proba(asked_RF)
         return scores_RC
     columns = []
@@ -77,7 +77,7 @@ def _scores(
 
 
 def _fingerprints(*parts: Examples) -> tuple[np.ndarray, ...]:
-    """bits_RF of the molecules; of a pair one after the other."""
+    """bits_RF of the molecules in each part; the fingerprints of a pair are concatenated."""
     from rdkit.Chem.rdFingerprintGenerator import GetMorganGenerator
 
     from exlm_mini.data.molecules import read_molecule
@@ -93,8 +93,8 @@ def _fingerprints(*parts: Examples) -> tuple[np.ndarray, ...]:
 
 
 def _word_weights(*parts: Examples) -> tuple[Any, ...]:
-    """weights_RF of the words and pairs of words (letters, where words have no blanks between
-    them); of a pair of texts one after the other."""
+    """TF-IDF weights_RF of words and pairs of words (of letters, in scripts without spaces between
+    words); the weights of a pair of texts are concatenated."""
     from scipy.sparse import hstack
     from sklearn.feature_extraction.text import TfidfVectorizer
 

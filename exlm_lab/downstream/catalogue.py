@@ -12,13 +12,13 @@ from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.tokenizer import Tokenizer
 
 EMBEDDED = {"smiles": patterns.NAME, "toy": inference.NAME}
-"""By kind of data, the task that needs no file."""
+"""The task that needs no file, by kind of data."""
 INPUT_OF = {
     **dict.fromkeys((*glue.TASKS, squad.TASK.name), "text"),
     **dict.fromkeys((*moleculenet.BENCHMARKS, patterns.NAME), "smiles"),
     inference.NAME: "toy",
 }
-"""The kind of data of every task, by its name on the command line."""
+"""The kind of data each task reads, by the task's name on the command line."""
 
 
 def check_task(name: str) -> None:
@@ -30,7 +30,7 @@ def check_task(name: str) -> None:
 def load_task(
     name: str, data: Path | None, reading: ReadingConfig, tokenizer: Tokenizer
 ) -> tuple[Task, Splits]:
-    """A task of ``INPUT_OF`` and its examples, except for SQuAD, which has no ``Examples``."""
+    """Load a task of ``INPUT_OF`` and its examples; not SQuAD, which has no ``Examples``."""
     if data is not None and name in EMBEDDED.values():
         raise UserError(f"{name} is embedded in the package and reads no --data; drop it")
     if name == inference.NAME:

@@ -1,9 +1,9 @@
-"""From a table to the examples of a task: its texts, the answers in its targets, and its split.
+"""Turn a table into the examples of a task: their texts or molecules, answers and split.
 
-A row is left out, and named with the reason, if its text or molecule is unreadable, or if it has no
-answer. Rows are counted from 0, without the header.
+A row whose text or molecule is unreadable, or which has no answer, is left out and reported with
+the reason. Rows are counted from 0, without the header.
 
-Shapes: R rows, X the columns of texts and targets.
+Shapes: R rows, X columns of texts and targets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PART_OF_WORD = {
     **{part: part for part in PARTS}, "training": "train",
     **dict.fromkeys(("valid", "val", "dev"), "validation"),
 }  # fmt: skip
-"""What a column that splits a table may hold."""
+"""The part that each word means in the column that ``data.split`` names."""
 AS_IT_IS = Cleaning()
 
 
@@ -39,16 +39,16 @@ def load_table(
     cleaning: Cleaning = AS_IT_IS,
     files: Mapping[str, object] | None = None,
 ) -> tuple[Task, Splits]:
-    """The examples in a table, and what is known of their task then.
+    """Read the examples of a task from a table, and complete the task with what its cells say.
 
     Args:
-        source: its name in messages.
-        parts: data frames by name: ``train``, which is split if it is alone; ``validation``, held
-            out from it if there is none; ``test``; and others that are scored.
-        task: neither case nor blanks around the names of its columns count.
-        how: the split.
-        cleaning: of molecules, after the split.
-        files: that the parts were read from; without them rows are counted through all parts.
+        source: the table's name in messages.
+        parts: data frames by name: ``train``, which is split if it is the only one; ``validation``,
+            held out from ``train`` if missing; ``test``; and others, which are scored too.
+        task: the task; its column names match the table's whatever their case and outer blanks.
+        how: how to split the table.
+        cleaning: how to clean molecules, once they are split.
+        files: the file of each part; without them, rows are numbered across all parts.
     """
     ends = np.cumsum([0, *map(len, parts.values())]).tolist()
     tables = [(source, 0)] * len(parts)
@@ -114,7 +114,7 @@ def load_table(
 def _columns(
     source: str, tables: Tables, parts: dict[str, Any], task: Task
 ) -> tuple[Task, np.ndarray]:
-    """The task with the names of its columns as they stand in the table, and their cells_RX."""
+    """The task with its columns named as in the table, and the cells_RX of these columns."""
     names = [*task.columns, *task.targets]
     places = [
         [find_column(table, frame, name) for name in names]
@@ -138,14 +138,14 @@ def _columns(
 
 
 def _also_in_train(examples: dict[str, Examples]) -> dict[str, int]:
-    """Rows of the other parts whose text is one of training, too."""
+    """Number of rows in each other part whose text also occurs in training."""
     seen = {*examples["train"].texts}
     counts = {name: sum(text in seen for text in part.texts) for name, part in examples.items()}
     return {name: count for name, count in counts.items() if count and name != "train"}
 
 
 def _of_molecules(read: list[str], cleaning: Cleaning) -> dict[str, Any]:
-    """What the numbers of molecules hang on."""
+    """Notes on what the results on molecules depend on: RDKit's version and the cleaning."""
     from rdkit import rdBase
 
     num_marked = sum(any(mark in text for mark in "@/\\") for text in read)
@@ -195,7 +195,7 @@ def _split(
 
 
 def _by_column(source: str, frame: Any, rows: list[int], name: str) -> dict[str, list[int]]:
-    """Row numbers of the parts by what a column says."""
+    """Row numbers of each part, as the words in a column assign them."""
     if folded(name) not in map(folded, frame):
         raise UserError(
             f"data.split is '{name}', no column of {source}; "

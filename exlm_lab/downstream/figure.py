@@ -1,6 +1,6 @@
-"""A figure of a fine-tuned model on rows that it has not seen: predictions against truth, or ROC.
+"""Draw a fine-tuned model's predictions on unseen rows: against the truth, or as ROC curves.
 
-Beside molecules with numbers stand those that are predicted worst.
+If a single number is predicted from molecules, the molecules with the largest errors are shown too.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from exlm_lab.downstream.task import Examples, Task
 
 NUM_WORST, PIXELS = 6, (300, 200)
 MOST_TARGETS = 6
-"""That are drawn."""
+"""At most this many numbers, and as many classes or yes-no answers, are drawn."""
 
 
 def draw(task: Task, examples: Examples, scores_RC: np.ndarray, path: Path) -> None:
-    """Draw the figure of a part.
+    """Draw the figure for one part of a task.
 
     Args:
-        task: of any kind but ``span``.
-        examples: of the part.
-        scores_RC: what ``Predictor.scores`` says of them.
-        path: a .svg.
+        task: a task of any kind but ``span``.
+        examples: the examples of the part.
+        scores_RC: what ``Predictor.scores`` returns for them.
+        path: the .svg file to write.
     """
     import matplotlib.pyplot as plt
 

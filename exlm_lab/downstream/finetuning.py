@@ -1,7 +1,7 @@
-"""Fine-tuning of one model on one task with one seed, by the ``Trainer`` of transformers (§5).
+"""Fine-tune one model on one task with one seed, using the ``Trainer`` of transformers (§5).
 
 Nothing is masked downstream, but the encoder treats rows as in pre-training: ExLM with the official
-boundary clones [BOS] and [EOS] k times, and Repeated MLM repeats every token (Appendix B.2).
+boundary gives [BOS] and [EOS] k states each, and Repeated MLM repeats every token (Appendix B.2).
 
 Shapes: R rows, B rows of a batch, N tokens of a row, C outputs of the head.
 """
@@ -32,25 +32,25 @@ from exlm_mini.training.console import Progress
 from exlm_mini.training.processes import choose_device
 
 RUN = "run.json"
-"""What a directory was made with, and the seconds that were spent there."""
+"""File that says what a run's directory was made with, and how many seconds were spent so far."""
 
 
 class Tuned(NamedTuple):
     """A finished run; its model has the weights of the best epoch."""
 
     model: Any
-    """For transformers."""
+    """A transformers model: the encoder with the head of the task."""
     metrics: dict[str, dict[str, float]]
-    """Of every part, by the weights of the best epoch."""
+    """Metrics of every part, by the part's name."""
     best_epoch: int
-    """From 1, chosen on the validation rows; of equals the first."""
+    """Counted from 1; best on the validation rows, the first one on a tie."""
     history: list[dict[str, Any]]
-    """Number, mean training loss and evaluation of each epoch."""
+    """Number, mean training loss and validation metrics of each epoch."""
     steps: int
     parameters: int
-    """Of the encoder and the head."""
+    """Number of parameters in the encoder and the head."""
     seconds: float
-    """Of all starts."""
+    """Time spent on the run, summed over all its starts if it was resumed."""
 
 
 def model_for(pretrained: Trained, problem: Problem, config: TuneConfig, seed: int) -> Any:
@@ -82,10 +82,12 @@ def fine_tune(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Tuned:
-    """Fine-tune, evaluated after each epoch by the task's metrics on the validation rows.
+    """Fine-tune a model, evaluating it on the validation rows after each epoch.
+
+    A run that was stopped resumes from its last checkpoint in ``directory``.
 
     Raises:
-        StoppedError: if it was asked to stop.
+        StoppedError: if ``should_stop`` asked it to stop.
         DivergedError: if a loss or a score is not finite.
     """
     chosen, start = choose_device(device), time.monotonic()
@@ -126,7 +128,7 @@ def fine_tune(
     ]
     reached = [line[f"eval_{problem.task.metric}"] for line in evaluations]
     model: Any = trainer.model
-    if problem.task.is_number.any():  # from now on the head speaks in their units
+    if problem.task.is_number.any():  # from now on the head predicts in the targets' units
         with torch.no_grad():
             output, spread = model.heads[-1], torch.as_tensor(problem.spread).to(model.device)
             output.weight *= spread[:, None]
@@ -146,14 +148,14 @@ def fine_tune(
 def seconds_per_step(
     pretrained: Trained, problem: Problem, config: TuneConfig, device: torch.device
 ) -> float:
-    """Seconds of an optimiser step on a device, measured on a batch across the training rows."""
+    """Seconds per optimiser step, measured on a batch taken evenly from the training rows."""
     model = model_for(pretrained, problem, config, 1).to(device).train()
     examples = problem.examples(problem.train)
     spread = examples[:: math.ceil(len(examples) / config.batch_size)]
     batch = batch_of(spread, pretrained.tokenizer.special_ids.pad)
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     own_loss, seconds = loss_of(problem), []
-    for _ in range(3):  # the first allocates
+    for _ in range(3):  # the first one also allocates memory
         start = time.monotonic()
         output = model(**batch)
         loss = own_loss(output, batch["labels"]) if own_loss else output.loss
@@ -164,7 +166,8 @@ def seconds_per_step(
 
 
 def epoch_losses(log_history: list[dict[str, Any]], steps_per_epoch: int) -> list[float]:
-    """Mean training loss of each epoch; a run that was stopped within one has several lines."""
+    """Mean training loss of each epoch; an epoch in which the run was stopped has several lines in
+    the log."""
     sums: dict[int, float] = {}
     last = 0
     for line in log_history:

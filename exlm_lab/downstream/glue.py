@@ -1,10 +1,10 @@
-"""Eight tasks of GLUE, from the hub or from a folder laid out like it (§5.2, Appendix M).
+"""Eight tasks of GLUE, from the hub or from a folder with the same layout (§5.2, Appendix M).
 
-A folder holds one per task, as the hub's repository does: ``rte/train-00000-of-00001.parquet`` and
-``rte/validation-00000-of-00001.parquet``.
+The folder has one subfolder per task, as the hub's repository does, with files such as
+``rte/train-00000-of-00001.parquet`` and ``rte/validation-00000-of-00001.parquet``.
 
-Validation is the benchmark's dev set, whose results the paper prints (Table 3). The test sets,
-whose labels are secret, are not read.
+The validation rows are the benchmark's dev set, on which the paper reports (Table 3). The test
+sets, whose labels are secret, are not read.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ TASKS: dict[str, Task] = {
         _task("rte", "sentence1 sentence2", "accuracy", *_ENTAILMENT),
     )
 }  # fmt: skip
-"""The tasks by name, with the metrics of Appendix M and the order of classes of the hub."""
+"""The tasks by name, with the metrics of Appendix M and the classes in the hub's order."""
 
 
 def read(name: str, data: Path | None = None) -> tuple[str, dict[str, Any], Task]:
-    """Source, data frames by part, and task.
+    """Read a task from a folder, or from the hub: its source, data frames by part, and the task.
 
-    There is train and validation, no test. MNLI's validation is the matched half,
-    ``validation-mismatched`` the other.
+    The parts are ``train`` and ``validation``; there is no test. For MNLI, ``validation`` is the
+    matched half of the dev set and ``validation-mismatched`` the other half.
     """
     files = {"train": "train", "validation": "validation"}
     if name == "mnli":
@@ -63,7 +63,7 @@ def read(name: str, data: Path | None = None) -> tuple[str, dict[str, Any], Task
 
 
 def _part(folder: Path, split: str) -> Any:
-    """The data frame of a split, in the order of its files."""
+    """The data frame of a split, whose files are joined in the order of their names."""
     import pandas
 
     paths = sorted(folder.glob(f"{split}-*.parquet"))

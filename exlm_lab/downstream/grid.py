@@ -1,6 +1,6 @@
-"""Which settings and seeds are tried for a task, which is best, and what the paper prints.
+"""Which settings and seeds to try for a task, which setting is best, and what the paper reports.
 
-A recipe says for each task which values to try (Tables 6, 8 and 11).
+A fine-tuning recipe lists the values to try for each task (Tables 6, 8 and 11).
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ PAPER = RECIPES / "paper.json"
 Report = Literal["median", "mean"]
 
 Space = dict[str, Annotated[list[Any], Field(min_length=1)]]
-"""Values to try for one task, by setting (``TuneConfig`` says of what)."""
+"""Values to try for one task, by the name of a setting in ``TuneConfig``."""
 
 
 @settings()
 class Tuning:
-    """Settings and seeds for some tasks, and how their results are put together: a recipe."""
+    """A fine-tuning recipe: settings and seeds for some tasks, and how to summarise the seeds."""
 
     name: str
     spaces: dict[str, Space]
-    """By task."""
+    """Values to try for each task, by its name."""
     seeds: tuple[Seed, ...] = ()
     report: Report = "mean"
     changed: tuple[str, ...] = ()
-    """Settings that were given in place of the recipe's."""
+    """Names of the settings that were given on the command line and override the recipe's."""
 
 
 def combinations(space: Space, base: TuneConfig) -> list[TuneConfig]:
-    """All settings of a space; what it does not name stays as in ``base``."""
+    """All combinations of the values in a space; settings it does not name stay as in ``base``."""
     every = itertools.product(*space.values())
     return [replace(base, **dict(zip(space, own, strict=True))) for own in every]
 
 
 def check_seeds(name: str, seeds: tuple[int, ...]) -> None:
-    """Refuse seeds that are none, or some of them equal."""
+    """Refuse an empty list of seeds, and duplicates."""
     if not seeds or len(set(seeds)) < len(seeds):
         raise UserError(f"{name} is {list(seeds)}; give different ones")
 
 
 def _tuning(name: str, said: dict[str, Any]) -> Tuning:
-    """What the settings of a recipe ask for."""
+    """Build a ``Tuning`` from the content of a recipe."""
     whole = {key: said.pop(key) for key in ("seeds", "report") if key in said}
     for task in said:
         check_task(task)
@@ -63,16 +63,16 @@ def _tuning(name: str, said: dict[str, Any]) -> Tuning:
     recipe = Tuning(Path(name).stem, spaces=spaces, **whole)
     check_seeds("seeds", recipe.seeds)
     for space in recipe.spaces.values():
-        combinations(space, TuneConfig())  # refuses what cannot be
+        combinations(space, TuneConfig())  # raises if a value is invalid
     return recipe
 
 
 TUNING = Kind(RECIPES, _tuning, "finetune/")
-"""Recipes that ``load_recipe`` makes a ``Tuning`` of."""
+"""The kind of recipe that ``load_recipe`` turns into a ``Tuning``."""
 
 
 def key(config: TuneConfig) -> str:
-    """A short name of a setting: what the paper's tables vary, and a hash of the whole."""
+    """A short name for a setting: the values the paper's tables vary, and a hash of all values."""
     return (
         f"lr{config.learning_rate:g}-b{config.batch_size}-e{config.epochs}"
         f"-w{config.warmup_share:g}-{seal_of(asdict(config))[:8]}"
@@ -80,12 +80,12 @@ def key(config: TuneConfig) -> str:
 
 
 def setting_of(record: dict[str, Any]) -> TuneConfig:
-    """The settings of a run."""
+    """The settings of a run, from its record."""
     return TuneConfig(**record["config"])
 
 
 def best_setting(records: list[dict[str, Any]], task: Task) -> TuneConfig:
-    """The setting whose run has the highest metric on the validation rows, of equals the first."""
+    """The setting whose run scored best on the validation rows, the first one on a tie."""
     done = [record for record in records if "diverged" not in record]
     if not done:
         raise UserError(f"{task.name}: every run diverged; lower --train.learning_rate")
@@ -93,7 +93,7 @@ def best_setting(records: list[dict[str, Any]], task: Task) -> TuneConfig:
 
 
 def paper_numbers(tables: tuple[str, ...], task: str) -> dict[str, dict[str, float]]:
-    """What the paper prints for a task: ``{table: {row: percent}}``."""
+    """The paper's results for a task, from some of its tables: ``{table: {row: percent}}``."""
     printed = json.loads(PAPER.read_text(encoding="utf-8"))
     numbers = {
         table: {row: values[task] for row, values in printed[table].items() if task in values}

@@ -1,7 +1,7 @@
-"""Three-way inference on the small language: a stand-in for MNLI without a download (§5.2).
+"""Three-way inference on a small language: a stand-in for MNLI that needs no download (§5.2).
 
-Two sentences of the grammar ``town`` are drawn by their latents. The topic is who a sentence
-speaks of, the mood what it says of them:
+An example is a pair of sentences from the grammar ``town``. Its class depends on two latents of
+each sentence, its topic (whom the sentence is about) and its mood (what it says of them):
 
 ==============  ==============================================================
 entailment      same topic, same mood
@@ -9,9 +9,9 @@ contradiction   same topic, another mood
 neutral         another topic, any mood
 ==============  ==============================================================
 
-Number and tense are free, and words are drawn anew, so sentences that agree may share no
-informative word. A mood shows in three words, each of which is sometimes one that fits all moods
-("young", "often", "rain"): then even a perfect reader can only guess.
+Number and tense do not matter, and each sentence draws its own words, so sentences that agree may
+share no informative word. Three words show the mood, but each may happen to be one that fits all
+moods ("young", "often", "rain"); if all three are, even a perfect reader can only guess.
 
 Shapes: Z joint values of the latents, C classes, R pairs, S sentences, N words.
 """
@@ -35,11 +35,11 @@ NUM_EXAMPLES = {"train": 6000, "validation": 600, "test": 3000}
 
 
 def load(seed: int = 0) -> tuple[Task, Splits]:
-    """The task, drawn from the grammar.
+    """Draw the task from the grammar.
 
     Returns:
-        task: three classes.
-        splits: balanced classes; no sentence occurs twice in all splits together.
+        task: the task, with three classes.
+        splits: its examples, in balanced classes; no sentence occurs twice, even across splits.
     """
     language = grammar(GRAMMAR)
     sizes = NUM_EXAMPLES.values()
@@ -55,7 +55,7 @@ def load(seed: int = 0) -> tuple[Task, Splits]:
 
 
 def relations(language: Grammar) -> np.ndarray:
-    """relation_ZZ: the class of a premise and a hypothesis of some latents, int64."""
+    """relation_ZZ, int64: the class of a pair, by the latents of its premise and hypothesis."""
     values_of = dict(zip(language.latents, np.indices(language.prior.shape), strict=True))
     is_same = {
         name: np.equal.outer(values_of[name].ravel(), values_of[name].ravel())
@@ -69,7 +69,7 @@ def latent_pairs(language: Grammar) -> np.ndarray:
     """P(latents of the premise, latents of the hypothesis | class), (C, Z, Z).
 
     For every class the premise is an ordinary sentence of the language; the hypothesis is drawn
-    among those in the given relation to it.
+    from the sentences that are in this relation to it.
     """
     prior_Z = language.prior.reshape(-1)
     relation_ZZ = relations(language)
@@ -83,7 +83,7 @@ def latent_pairs(language: Grammar) -> np.ndarray:
 def draw_pairs(
     language: Grammar, labels_R: np.ndarray, seed: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of sentences of given classes.
+    """Draw a pair of sentences for each of the given classes.
 
     Returns:
         premise_RN: word ids, int64.
@@ -110,7 +110,7 @@ def draw_pairs(
 def _distinct_pairs(
     language: Grammar, labels_R: np.ndarray, seed: int
 ) -> list[tuple[str, ...]]:
-    """Pairs as text; one that repeats a sentence is drawn again."""
+    """Draw pairs as text; a pair that repeats an earlier sentence is drawn again."""
     texts: list[tuple[str, ...]] = [()] * len(labels_R)
     seen: set[str] = set()
     round = 0

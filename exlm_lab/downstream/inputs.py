@@ -1,11 +1,11 @@
-"""From the examples of a task to rows of ids: framed, cut where they are too long, batched.
+"""Turn the examples of a task into rows of token ids: add boundaries, cut long rows, batch them.
 
 Shapes: R examples, B rows of a batch, N tokens of a row.
 
-A row is ``[BOS] a [EOS]``, of a pair ``[BOS] a [EOS] [EOS] b [EOS]``, as fairseq's RoBERTa has it.
-Nothing is masked, so of ExLM only the boundaries are expanded (all of them with
-``model.boundary`` official, none with paper), and Repeated MLM repeats every token (Appendix B.2).
-Rows are kept as they are before that: the model expands or repeats them.
+A text becomes ``[BOS] a [EOS]``, a pair ``[BOS] a [EOS] [EOS] b [EOS]``, as in fairseq's RoBERTa.
+Nothing is masked, so ExLM expands only the boundaries (all of them with ``model.boundary``
+official, none with paper), while Repeated MLM repeats every token (Appendix B.2). Both happen in
+the model: the rows made here are not yet expanded or repeated.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from exlm_mini.config import RunConfig
 from exlm_mini.data.tokenizer import Tokenizer
 
 FRAME = 2
-"""Boundaries of each text."""
+"""Number of boundary tokens around each text."""
 
 
 def encode_examples(
     texts: list[tuple[str, ...]], tokenizer: Tokenizer, config: RunConfig
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """Rows of the examples of one split.
+    """Encode the examples of one split as rows of token ids.
 
-    What does not fit is cut from the end of the longer text of a pair.
+    A row that is too long is cut at its end, a pair at the end of its longer text.
 
     Args:
-        texts: one text each, or a pair each; at least one.
-        tokenizer: of the checkpoint.
-        config: of the model's run; its positions must hold a token of each text.
+        texts: one text or one pair per example; at least one example.
+        tokenizer: the checkpoint's tokenizer.
+        config: settings of the model's run; its positions must hold a token of each text.
 
     Returns:
-        rows: R times int32 ids, boundaries included, not padded.
-        notes: how many there are, the tokens of the longest, how many were cut, and the share of
-            [UNK] among all tokens before any was cut.
+        rows: R arrays of int32 ids, boundaries included, not padded.
+        notes: the number of rows, the length of the longest, how many were cut, and the share of
+            [UNK] among all tokens before any were cut.
     """
-    from exlm_mini.hf.tokenizer import tokenizer_for  # transformers takes seconds
+    from exlm_mini.hf.tokenizer import tokenizer_for  # importing transformers takes seconds
 
     encode, columns = (
         tokenizer_for(tokenizer),
@@ -63,13 +63,13 @@ def encode_examples(
 
 
 def evaluation_batches(lengths_R: np.ndarray, batch_size: int) -> list[np.ndarray]:
-    """Indices of the rows of each batch, by falling length, so that memory runs out at once."""
+    """Row indices of each batch, longest rows first, so that a lack of memory shows at once."""
     order_R = np.argsort(-lengths_R, kind="stable")
     return [order_R[i : i + batch_size] for i in range(0, len(order_R), batch_size)]
 
 
 def batch_of(examples: list[dict[str, Any]], pad: int) -> dict[str, Tensor]:
-    """The tensors of some ``Problem.examples``, rows padded."""
+    """Collate some of ``Problem.examples`` into tensors, with the rows padded."""
     rows = [example["input_ids"] for example in examples]
     labels = {
         name: torch.from_numpy(np.stack([example[name] for example in examples]))
@@ -79,6 +79,6 @@ def batch_of(examples: list[dict[str, Any]], pad: int) -> dict[str, Tensor]:
 
 
 def padded(rows: list[np.ndarray], pad: int) -> Tensor:
-    """token_ids_BN: int64, as long as the longest row, filled up on the right."""
+    """token_ids_BN, int64: the rows, padded on the right to the length of the longest."""
     tensors = [torch.from_numpy(row).long() for row in rows]
     return pad_sequence(tensors, batch_first=True, padding_value=pad)

@@ -1,6 +1,7 @@
-"""The metrics of GLUE and MoleculeNet (Appendix M, Table 1), by scikit-learn and scipy.
+"""The metrics of GLUE and MoleculeNet (Appendix M, Table 1), computed by scikit-learn and scipy.
 
-All but errors in units are shares or correlations of at most 1; the paper prints them times 100.
+Errors are in the unit of the target. All others are shares or correlations of at most 1; the paper
+prints them times 100.
 SQuAD has its own scorer in ``squad``.
 
 Shapes: R examples, C classes or tasks.
@@ -17,27 +18,27 @@ from exlm_lab.downstream.task import Task
 from exlm_mini.config.checks import UserError
 
 OF_SEVERAL = ("rmse", "r2", "roc_auc")
-"""What is measured of each of several answers."""
+"""Metrics that are reported per target if there are several."""
 
 
 def evaluate(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """All metrics of a task.
 
     Args:
-        task: of any kind but ``span``.
+        task: a task of any kind but ``span``.
         scores_RC: the model's output, finite float: logits of the classes (the largest wins), the
             numbers, or a logit per yes-no answer.
         labels: as ``Examples.labels``.
 
     Returns:
-        ``classes``: ``accuracy``; with two classes also ``f1`` and ``matthews`` of class 1, and
-        ``roc_auc`` of the difference of the logits if the labels hold both classes. ``numbers``:
-        ``rmse`` and ``mae``, in their units, ``r2``, ``pearson`` and ``spearman``; of several
-        ``rmse NAME`` and ``r2 NAME``, and ``r2``, their mean. ``labels``: ``roc_auc``, the mean
-        over the tasks counted, and ``num_tasks``, their number. ``mixed``: ``rmse NAME`` and ``r2
-        NAME``, or ``roc_auc NAME`` where there are both answers, and ``score``, the mean of the
-        ``r2`` and ``roc_auc``. Undefined correlations, such as that of a constant prediction, are
-        0.
+        ``classes``: ``accuracy``; with two classes also ``f1`` and ``matthews`` of class 1, and, if
+        both classes occur in the labels, ``roc_auc`` of the difference of the logits. ``numbers``:
+        ``rmse`` and ``mae``, in the target's unit, ``r2``, ``pearson`` and ``spearman``; for
+        several targets ``rmse NAME`` and ``r2 NAME`` of each, and ``r2``, the mean of these.
+        ``labels``: ``roc_auc``, the mean over the tasks counted, and ``num_tasks``, their number.
+        ``mixed``: ``rmse NAME`` and ``r2 NAME`` of each number, ``roc_auc NAME`` of each yes-no
+        answer with both a yes and a no, and ``score``, the mean of all ``r2`` and ``roc_auc``.
+        Undefined correlations, such as that of a constant prediction, are 0.
     """
     from sklearn import metrics
 
@@ -66,7 +67,7 @@ def evaluate(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> dict[str,
 
 
 def _of_numbers(scores_R: np.ndarray, labels_R: np.ndarray) -> dict[str, float]:
-    """The metrics of one number, which at least two rows have."""
+    """The metrics of one numeric target, which must be known in at least two rows."""
     from scipy import stats
 
     pair = [column[~np.isnan(labels_R)] for column in (scores_R, labels_R)]
@@ -83,7 +84,7 @@ def _of_numbers(scores_R: np.ndarray, labels_R: np.ndarray) -> dict[str, float]:
 
 
 def _of_labels(scores_R: np.ndarray, labels_R: np.ndarray) -> dict[str, float]:
-    """The metric of one yes-no answer; none where all are equal."""
+    """The metric of one yes-no target; empty if all its answers are equal."""
     if len(np.unique(labels_R[~np.isnan(labels_R)])) < 2:
         return {}
     return {"roc_auc": mean_roc_auc(scores_R[:, None], labels_R[:, None])[0]}
@@ -92,8 +93,8 @@ def _of_labels(scores_R: np.ndarray, labels_R: np.ndarray) -> dict[str, float]:
 def mean_roc_auc(scores_RC: np.ndarray, labels_RC: np.ndarray) -> tuple[float, int]:
     """Area under the ROC curve, averaged over yes-no tasks.
 
-    A task is scored on the examples that have a label. If these are all equal there is no ROC
-    curve, and the task is skipped; counting it as 0 or 0.5 would shift the mean.
+    A task is scored on the examples that have a label. If these labels are all equal there is no
+    ROC curve, and the task is skipped; counting it as 0 or 0.5 would shift the mean.
 
     Args:
         scores_RC: larger means yes, float.
@@ -101,7 +102,7 @@ def mean_roc_auc(scores_RC: np.ndarray, labels_RC: np.ndarray) -> tuple[float, i
 
     Returns:
         mean: the average over the tasks counted, in [0, 1].
-        num_tasks: the number of these.
+        num_tasks: the number of tasks counted.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -120,7 +121,7 @@ def mean_roc_auc(scores_RC: np.ndarray, labels_RC: np.ndarray) -> tuple[float, i
 
 
 def _quietly(measure: Callable[[], float]) -> float:
-    """A measure; 0 if it is undefined, without the warnings of scikit-learn and scipy."""
+    """Compute a measure, 0 if undefined, and silence the warnings of scikit-learn and scipy."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         value = float(measure())

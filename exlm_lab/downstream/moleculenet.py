@@ -4,11 +4,11 @@ Every set is a table: one row per molecule, one column of yes-no answers per lab
 nothing was measured. Files are named as published (``bace.csv``, ``BBBP.csv``,
 ``toxcast_data.csv``, also ``.gz`` and ``.xz``), or come from the hub.
 
-Molecules are split as published, and then cleaned like those the model was trained on: the paper's
-vocabulary has no stereo marks, MoleculeNet has.
+The split is computed on molecules as published. Only then are they cleaned like those the model was
+trained on: MoleculeNet has stereo marks, the paper's vocabulary has none.
 
-Every label has one logit, also for BACE and BBBP, where Uni-Mol has two and a softmax: the same
-family of answers, with one redundant direction of the weights.
+Every label has one logit, even for BACE and BBBP, where Uni-Mol has two and a softmax. Both give
+the same family of predictions; with two logits, one direction of the weights is redundant.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from exlm_mini.data.text import folded
 
 SMILES_COLUMNS = ("smiles", "mol")
 NOT_LABELS = {"mol_id", "name", "num", "cid", "model", "pic50", *SMILES_COLUMNS}
-"""In lower case."""
+"""Names of columns that are no labels, in lower case."""
 HUB_PREFIX = "scikit-fingerprints/MoleculeNet_"
 
 
 class Benchmark(NamedTuple):
-    """Facts about a set."""
+    """Facts about a data set."""
 
     hub: str
     num_labels: int
     sizes: tuple[int, int, int]
-    """Table 9 of the paper: train, validation, test."""
+    """Rows for train, validation and test, from Table 9 of the paper."""
     label: str | None = None
     """The label's column if the file has other columns, such as descriptors."""
 
@@ -51,7 +51,8 @@ BENCHMARKS = {
 
 
 def read(name: str, data: Path | None = None) -> tuple[str, dict[str, Any], Task]:
-    """Source, data frame and task of a set; ``data`` is its file, or a directory that has it."""
+    """Read a data set from its file, a directory that has it, or, without ``data``, from the hub:
+    its source, data frame and task."""
     benchmark = BENCHMARKS[name]
     if data is None:
         source = HUB_PREFIX + benchmark.hub

@@ -1,9 +1,10 @@
 """A molecular task without a download: RDKit's 5,000 molecules, labelled by RDKit.
 
-Three questions about the structure of a molecule, each a pattern of atoms and bonds that RDKit
-finds. The labels are exact, so a perfect model answers all of them. They depend on symbols that
-may be far apart in the string, so counting symbols answers them only in part.
-``counting_baseline`` measures how well: a model that is not better has not read the molecules.
+The task asks three questions about the structure of a molecule: whether it contains each of three
+patterns of atoms and bonds. RDKit's labels are exact, so a perfect model answers all questions. The
+answers depend on symbols that may be far apart in the string, so counting symbols gets only some of
+them right. ``counting_baseline`` measures how many: a model that does no better has not learned to
+read molecules.
 
 Shapes: R molecules, C labels, S different symbols.
 """
@@ -37,7 +38,7 @@ L2_PENALTY = 1e-3
 
 
 def read(*_: Any) -> tuple[str, dict[str, Any], Task]:
-    """Source, data frame and task."""
+    """The source, data frame and task, in the form ``load_table`` takes."""
     import pandas
 
     smiles = list(embedded_molecules())
@@ -52,7 +53,7 @@ def load() -> tuple[Task, Splits]:
 
 
 def labels_of(smiles: Sequence[str]) -> np.ndarray:
-    """The answers: float64 (R, C), nan in the rows RDKit does not read."""
+    """The answers to the questions: float64 (R, C), nan in rows that RDKit cannot read."""
     from rdkit import Chem
 
     queries = [Chem.MolFromSmarts(smarts) for smarts in PATTERNS.values()]

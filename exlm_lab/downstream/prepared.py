@@ -1,6 +1,6 @@
 """A task made ready for one model: its rows, what the loss needs, and how answers are judged.
 
-What cannot be trained or scored is refused here, before anything is trained.
+A task that cannot be trained on or scored is refused here, before any training.
 
 Shapes: R rows, N tokens of a row, C outputs of the head.
 """
@@ -28,52 +28,53 @@ from exlm_mini.config.checks import UserError, on_one_line
 from exlm_mini.reading.trained import Trained
 
 WINDOW_LENGTH, WINDOW_OVERLAP, MAX_QUESTION = 384, 128, 64
-"""Of SQuAD's windows, in tokens: BERT's; smaller where the model has fewer positions."""
+"""SQuAD's windows, their overlap and the longest question, in tokens: BERT's values, reduced where
+the model has fewer positions."""
 
 MOST_ROUNDED = 0.01
-"""Largest step of float32 at the mean of a number, in its standard deviations."""
+"""Largest step between float32 values at the mean of a number, in its standard deviations."""
 PROBLEM_TYPES: dict[str | None, str] = {
     "classes": "single_label_classification",
     "labels": "multi_label_classification",
     "numbers": "regression",
     "mixed": "regression",
 }
-"""Kinds of tasks, as transformers names them; for ``mixed`` it has no name, and gives logits."""
+"""transformers' names for kinds of tasks; it has none for ``mixed``, and returns logits for it."""
 
 
 class Part(NamedTuple):
-    """Some rows of a task. ``Scores`` below are one array per row, as the head gives them."""
+    """Some rows of a task, with their labels and how to score them."""
 
     rows: list[np.ndarray]
-    """R times int32 ids with boundaries, not padded."""
+    """R arrays of int32 ids with boundaries, not padded."""
     labels: np.ndarray
-    """R rows: classes; numbers less ``Problem.center`` in units of ``Problem.spread``, or yes-no
-    answers, with nan for missing; or starts and ends."""
+    """The label of each row: a class; numbers, standardised by ``Problem.center`` and ``spread``,
+    or yes-no answers, nan where missing; or the start and end of a span."""
     judge: Callable[[list[np.ndarray]], dict[str, float]]
-    """From scores to metrics."""
+    """Computes the metrics from the head's output, one array per row."""
     examples: Examples | None = None
-    """The texts and answers; not of windows of a text."""
+    """The texts and answers of the rows; None if the rows are windows of a text."""
 
 
 class Problem(NamedTuple):
-    """A task for one model."""
+    """A task made ready for one model."""
 
     task: Task
     train: Part
     parts: dict[str, Part]
     """Rows to score, by name; ``validation`` is among them."""
     notes: dict[str, Any]
-    """What a reader of the numbers must know; JSON-able."""
+    """What a reader of the results must know, JSON-serialisable."""
     sha256: str
-    """Of all rows, labels and what they mean, so that results of different data are not mixed."""
+    """Hash of all rows, labels and their meaning, so that results on different data never mix."""
     center: np.ndarray | float = 0.0
-    """Of numbers the mean in training (C,); else 0."""
+    """Mean of each number over the training rows, (C,); 0 for anything else."""
     spread: np.ndarray | float = 1.0
-    """Of numbers the standard deviation in training (C,); else 1."""
+    """Standard deviation of each number over the training rows, (C,); 1 for anything else."""
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """What the outputs of the head stand for, as transformers says it in ``config.json``."""
+        """The entries of transformers' ``config.json`` that say what the head's outputs mean."""
         if self.task.kind == "span":
             return {}
         names = dict(enumerate(self.task.classes))
@@ -84,7 +85,7 @@ class Problem(NamedTuple):
         }
 
     def examples(self, part: Part) -> list[dict[str, Any]]:
-        """One dict a row, as models of transformers take them."""
+        """One dict per row, with the inputs and labels that transformers models take."""
         kind, labels = self.task.kind, part.labels
         if kind == "span":
             columns = {"start_positions": labels[:, 0], "end_positions": labels[:, 1]}
@@ -105,7 +106,7 @@ ANOTHER_OUTPUT = (
 def identity_of(
     pretrained: Trained, problem: Problem, config: TuneConfig, seed: int
 ) -> dict[str, Any]:
-    """What identifies a run in its directory and its record; JSON-able."""
+    """What identifies a run in its directory and its record, JSON-serialisable."""
     return {
         "config": asdict(config) | {"adam_betas": list(config.adam_betas)},
         "seed": seed,
@@ -121,7 +122,7 @@ def load_problem(
     pretrained: Trained,
     max_unknown: float = MAX_UNKNOWN,
 ) -> Problem:
-    """A task by name, made ready for a model; arguments as for ``load_task``, ``make_problem``."""
+    """Load a task by name and make it ready; see ``load_task`` and ``make_problem``."""
     if name == squad.TASK.name:
         return make_span_problem(squad.load_squad(data), pretrained, max_unknown)
     task, splits = load_task(name, data, reading, pretrained.tokenizer)
@@ -131,7 +132,7 @@ def load_problem(
 def make_problem(
     task: Task, splits: Splits, pretrained: Trained, max_unknown: float = MAX_UNKNOWN
 ) -> Problem:
-    """A task of sentences, pairs or molecules made ready for one model; not for spans."""
+    """Make a task ready for a model; tasks of spans need ``make_span_problem`` instead."""
     named = {"train": splits.train, "validation": splits.validation}
     if splits.test is not None:
         named["test"] = splits.test
@@ -152,7 +153,7 @@ def make_problem(
         )
         parts[name] = _part(task, rows, examples, center, spread)
         if name != "train":
-            # What no prediction can be scored on is refused before anything is trained.
+            # Rows on which no prediction can be scored are refused before any training.
             try:
                 parts[name].judge([np.zeros(len(task.classes))] * len(rows))
             except UserError as error:
@@ -167,7 +168,7 @@ def make_problem(
 def _part(
     task: Task, rows: list[np.ndarray], examples: Examples, center: Any, spread: Any
 ) -> Part:
-    """Rows whose numbers are trained standardised, and judged as the task has them."""
+    """Rows with numbers standardised for training; metrics are in the numbers' own units."""
 
     def judge(scores: list[np.ndarray]) -> dict[str, float]:
         scores_RC = np.stack(scores).astype(np.float64)
@@ -182,10 +183,10 @@ def _part(
 def make_span_problem(
     data: squad.Squad, pretrained: Trained, max_unknown: float = MAX_UNKNOWN
 ) -> Problem:
-    """SQuAD for one model: a row for every window of every question.
+    """Make SQuAD ready for a model, with a row for every window of every question.
 
-    Validation chooses an answer per question from all its windows and scores it as the official
-    script does; ``best_f1`` and ``best_exact`` are at the best threshold for "no answer".
+    Evaluation chooses one answer per question from all its windows and scores it as the official
+    script does; ``best_f1`` and ``best_exact`` use the best threshold for "no answer".
     """
     length = min(WINDOW_LENGTH, pretrained.config.longest_text(2))
     max_question = min(MAX_QUESTION, (length - 2 * FRAME) // 3)
@@ -214,7 +215,7 @@ def _judge_spans(
 
 
 def _check_known(task: Task, named: dict[str, Examples]) -> None:
-    """Refuse what cannot be learned, and numbers that cannot be scored in a part."""
+    """Refuse targets that cannot be learned, and numbers that cannot be scored in a part."""
     remedy = "leave it out, give more rows, or choose another --data.split"
     for part, examples in named.items():
         for name, is_number, labels_R in zip(
@@ -235,7 +236,7 @@ def _check_known(task: Task, named: dict[str, Examples]) -> None:
 
 
 def _check_spread(task: Task, center_C: np.ndarray, spread_C: np.ndarray) -> None:
-    """Refuse numbers that a model of float32 cannot tell apart."""
+    """Refuse numbers that are too close together for float32."""
     step_C = np.abs(center_C) * np.finfo(np.float32).eps
     for c in np.flatnonzero(step_C > MOST_ROUNDED * spread_C):
         raise UserError(
@@ -262,7 +263,7 @@ def _check_unknown(
 
 
 def _sha256(task: Task, parts: Iterable[tuple[list[np.ndarray], np.ndarray]]) -> str:
-    """One hash over the rows and labels of some parts, and what a task says of them."""
+    """Hash the rows and labels of some parts, with the task's kind and names."""
     digest = hashlib.sha256(
         repr((task.kind, task.classes, task.columns, task.targets)).encode()
     )

@@ -22,27 +22,27 @@ PAPER_TABLES = {
     "table-8": ("Table 1",),
     "table-11": ("Table 3",),
 }
-"""By recipe, the paper's tables and figures made with it; equal data and settings first."""
+"""The paper's tables and figures made with each recipe; those at equal data and settings first."""
 PAPER_MLM = {"table-6": "Vanilla MLM", "table-8": "SMILES-BERT*", "table-11": "RoBERTa*"}
-"""By recipe, the row of the MLM with equal data and settings."""
+"""The row of these tables with the MLM of equal data and settings, by recipe."""
 BESIDE = {"qqp": "f1", "mrpc": "f1", "stsb": "pearson", "squad_v2": "best_exact"}
-"""Metrics that are shown below the main metric."""
+"""The metric to show below a task's main metric, by task."""
 NAMES = {
     "rmse": "RMSE", "mae": "MAE", "r2": "R²", "roc_auc": "ROC AUC", "f1": "F1",
     "pearson": "Pearson", "spearman": "Spearman", "matthews": "Matthews",
 }  # fmt: skip
-"""Of metrics, where they have another in print."""
+"""Names of metrics in the printed tables, where they differ."""
 ERRORS = ("rmse", "mae")
-"""Metrics in the unit of what is predicted; others are shares."""
+"""Metrics in the unit of what is predicted; all others are shares."""
 PRINTED_BESIDE = {"mnli": "mnli-mismatched", "squad_v2": "squad_v2-exact"}
-"""Further printed results of a task, by their names in ``paper.json``."""
+"""The name in ``paper.json`` of a task's second result in the paper."""
 
 
 def task_record(result: Result, recipe: Tuning, made_with: dict[str, Any]) -> dict[str, Any]:
-    """Everything about one task, JSON-able; ``scores`` has every metric of every seed."""
+    """The record of one task for ``results.json``; ``scores`` has every metric of every seed."""
     runs = [run for run in result.runs if "diverged" not in run]
     parts = runs[0]["metrics"]
-    # The seed of the search is also one of the reported seeds.
+    # Keyed, since a run of the search may also be among the reported ones: it counts once.
     every = {(setting_of(run), run["seed"]): run for run in [*result.searched, *result.runs]}
     return {
         "recipe": recipe.name,
@@ -70,7 +70,7 @@ def task_record(result: Result, recipe: Tuning, made_with: dict[str, Any]) -> di
 def earlier_records(
     output: Path, pretrained: Trained, report: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    """The tasks in ``results.json`` of earlier commands, if they began from the same model."""
+    """Records that earlier commands left in ``results.json``; none if they are of another model."""
     path = output / RESULTS
     if not path.exists():
         return {}
@@ -86,7 +86,7 @@ def earlier_records(
 def write_results(
     output: Path, pretrained: Trained, records: dict[str, dict[str, Any]]
 ) -> list[str]:
-    """Write ``results.json`` from the records of tasks, and ``table.md``; returns its lines."""
+    """Write the records of tasks to ``results.json`` and ``table.md``; return the table's lines."""
     model = pretrained.config
     whole = {
         "checkpoint": {
@@ -106,13 +106,13 @@ def write_results(
 
 
 def shown(results: dict[str, Any]) -> list[str]:
-    """The table of ``results.json``, notes for its reader, and costs."""
+    """The lines that present ``results.json``: its tables, notes for their reader, and the cost."""
     lines = [f"{name}: {'; '.join(notes(r))}" for name, r in results["tasks"].items()]
     return [*table(results), "", *lines, "", cost(results)]
 
 
 def in_percent(values: list[float], report: str) -> str:
-    """Median or mean of the seeds, with the standard deviation of the sample."""
+    """Median or mean over seeds in percent, with the sample standard deviation."""
     return _summary([100 * value for value in values], report, 1)
 
 
@@ -123,8 +123,8 @@ def _summary(values: list[float], report: str, digits: int) -> str:
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """``results.json`` as lines of Markdown tables: one for each table of a person's own, and one
-    for the tasks of the paper."""
+    """``results.json`` as lines of Markdown tables: one for each task from a table of the user's
+    own, and one for all tasks of the paper."""
     records = results["tasks"]
     tables = [_beside_baselines(record) for record in records.values() if record["baselines"]]
     if of_paper := {task: r for task, r in records.items() if not r["baselines"]}:
@@ -155,7 +155,7 @@ def _beside_baselines(record: dict[str, Any]) -> list[str]:
 
 
 def _title(metric: str, classes: Sequence[str] = ()) -> str:
-    """In print; an F1 is of the second of two classes."""
+    """The printed name of a metric; that of F1 includes its class, the second of two."""
     name, *target = metric.split(" ", 1)
     if name == "f1" and len(classes) == 2:
         target = [f"of {classes[1]}"]
@@ -163,7 +163,8 @@ def _title(metric: str, classes: Sequence[str] = ()) -> str:
 
 
 def _in_units(values: list[float], metric: str, report: str) -> str:
-    """Errors with three digits that count, shares with three decimals."""
+    """The summary over seeds, of errors with three significant digits, of shares with three
+    decimals."""
     size = abs(statistics.fmean(values)) or 1
     is_error = metric.partition(" ")[0] in ERRORS
     digits = max(0, 2 - math.floor(math.log10(size))) if is_error else 3
@@ -171,8 +172,8 @@ def _in_units(values: list[float], metric: str, report: str) -> str:
 
 
 def _beside_paper(tasks: dict[str, Any]) -> list[str]:
-    """Rows for each task and metric, beside the paper's MLM and its ExLM, of each of its tables.
-    Empty columns are dropped."""
+    """A row for each task and metric: our result, and those of MLM and ExLM in each of the paper's
+    tables. Empty columns are dropped."""
     rows = [("task", "metric, %", "rows", "reached", "over", "paper: MLM", "paper: ExLM")]
     for task, record in tasks.items():
         metric, part, scores = record["metric"], record["part"], record["scores"]
@@ -196,7 +197,7 @@ def _beside_paper(tasks: dict[str, Any]) -> list[str]:
 
 
 def _over(record: dict[str, Any]) -> str:
-    """Which summary, of how many seeds."""
+    """Which summary over how many seeds, such as "mean of 3"."""
     return f"{record['report']} of {len(record['seeds'])}"
 
 
@@ -244,7 +245,7 @@ def notes(record: dict[str, Any]) -> list[str]:
 
 
 def cost(results: dict[str, Any]) -> str:
-    """What our numbers cost, from ``results.json``."""
+    """A line on what our results cost: parameters, steps and time, from ``results.json``."""
     checkpoint, tasks = results["checkpoint"], results["tasks"].values()
     parameters = max(record["parameters"] for record in tasks)
     seconds = sum(record["seconds"] for record in tasks)

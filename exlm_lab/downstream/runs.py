@@ -1,4 +1,4 @@
-"""The runs of one task: a ledger of what is done, the search for a setting, and its seeds.
+"""The runs of one task: a ledger of finished runs, the search for a setting, and its seeds.
 
 The ledger is a directory::
 
@@ -47,37 +47,37 @@ class Result(NamedTuple):
     runs: list[dict[str, Any]]
     """Records of that setting, one per seed, see ``TuningLedger``."""
     searched: list[dict[str, Any]]
-    """Records of the runs that only served to choose."""
+    """Records of the runs that served to choose it; empty if there was only one setting."""
     notes: dict[str, Any]
     baselines: dict[str, list[dict[str, float]]] = {}  # noqa: RUF012
-    """By name, their metrics for each seed on the rows that are reported."""
+    """Metrics of each baseline on the reported rows, by its name, as ``baselines`` returns them."""
 
 
 @dataclass
 class TuningLedger:
     """The finished runs of a task in a directory, by setting and seed.
 
-    A record holds the identity of the run, metrics by part, best_epoch, history, seconds, …; for a
-    run that diverged it only says why.
+    A record holds the identity of the run, metrics by part, best_epoch, history, seconds, …; if the
+    run diverged, it holds the reason instead of results.
     """
 
     directory: Path
-    """OUTPUT, locked by the caller."""
+    """The command's output directory, locked by the caller."""
     pretrained: Trained
-    """The start of every run."""
+    """The model that every run starts from."""
     problem: Problem
-    """The task, encoded for that model."""
+    """The task, made ready for that model."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     model: Path | None = None
-    """Where the model of the run that is best on the validation rows is saved; None: nowhere."""
+    """Where to save the model of the run that is best on the validation rows; None saves none."""
     report: Callable[[str], None] = print
     """Receives lines about unusual events."""
     should_stop: Callable[[], bool] = lambda: False
-    """Asked after every step; if true a checkpoint is saved and ``StoppedError`` raised."""
+    """Called after every step; if true, a checkpoint is saved and ``StoppedError`` raised."""
 
     def path(self, config: TuneConfig, seed: int) -> Path:
-        """Where the record of a run lies."""
+        """The path of a run's record."""
         return self.directory / "cells" / f"{self.name(config, seed)}.json"
 
     def run(
@@ -86,25 +86,25 @@ class TuningLedger:
         seed: int,
         on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> dict[str, Any]:
-        """The record of a run; it is made if it is not there.
+        """The record of a run; if there is none yet, the run is made first.
 
         Raises:
-            UserError: if it is damaged, or of another run.
-            StoppedError: if stopped; the next call goes on from there.
+            UserError: if the record is damaged, or belongs to another run.
+            StoppedError: if ``should_stop`` asked it to stop; the next call resumes there.
         """
         path = self.path(config, seed)
         run = identity_of(self.pretrained, self.problem, config, seed)
         identity = {"task": self.problem.task.name, **run}
         running = self.directory / "running" / self.name(config, seed)
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)  # a long run is not made in vain
+            path.parent.mkdir(parents=True, exist_ok=True)  # may fail: better before a long run
             write_json(path, identity | self._made(config, seed, running, on_progress))
         record = read_json(path, MADE_AGAIN)
         check_identity(path, record, identity, ANOTHER_OUTPUT)
-        # Still there after a kill just before this line.
+        # Also removes what a kill just before this line left there.
         shutil.rmtree(running, ignore_errors=True)
         for parent in list(running.parents)[:3]:  # SETTING, TASK and running/ itself
-            with contextlib.suppress(OSError):  # other runs are in there
+            with contextlib.suppress(OSError):  # not empty: other runs are in there
                 parent.rmdir()
         return record
 
@@ -115,7 +115,7 @@ class TuningLedger:
         running: Path,
         on_progress: Callable[[Progress], None],
     ) -> dict[str, Any]:
-        # transformers takes seconds
+        # importing transformers takes seconds
         from exlm_lab.downstream.finetuning import fine_tune
         from exlm_lab.downstream.saving import save_model
 
@@ -144,12 +144,12 @@ def plan(
     pretrained: Trained,
     device: torch.device,
 ) -> list[str]:
-    """What ``tune`` would take, and what is noted of the rows, in words."""
+    """Describe the runs that ``tune`` would make, the time they need, and the notes on the rows."""
     from exlm_lab.downstream.finetuning import seconds_per_step
 
     rows, num_runs = problem.train.rows, len(settings) + len(seeds) - 1
     steps = [config.epochs * config.steps_per_epoch(rows) for config in settings]
-    # A row that is only judged takes a third of the time.
+    # Evaluating a row takes a third of the time of training on it.
     judged = len(problem.parts["validation"].rows) / (3 * len(rows))
     seconds = seconds_per_step(pretrained, problem, settings[0], device)
     seconds *= (1 + judged) * (sum(steps) + (len(seeds) - 1) * max(steps))
@@ -163,13 +163,13 @@ def plan(
 
 
 def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...]) -> Result:
-    """Make all runs of a task: every setting with the first seed, to choose the best, then all
-    seeds of the best. Runs in the ledger are not repeated.
+    """Make all runs of a task: every setting with the first seed, to choose the best, then the best
+    with all other seeds. Runs in the ledger are not repeated.
 
     Raises:
-        StoppedError: if it was asked to stop.
-        UserError: if there is a model of another task, another start or none of these runs, or
-            if the runs of every setting or every seed diverged.
+        StoppedError: if ``ledger.should_stop`` asked it to stop.
+        UserError: if ``ledger.model`` holds a model of another task, another pre-trained model or
+            another run, or has lost its model; or if every setting or every seed diverged.
     """
     if ledger.model is not None and (there := fine_tuning(ledger.model)):
         start, problem = ledger.pretrained.sha256, ledger.problem.sha256
@@ -195,7 +195,7 @@ def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...
     chosen = best_setting(searched, task) if searched else settings[0]
     runs = [record for record in searched if setting_of(record) == chosen]
     runs += [run(chosen, seed) for seed in seeds[len(runs) :]]
-    best_setting(runs, task)  # refuses it if all diverged
+    best_setting(runs, task)  # raises if all diverged
     if ledger.model is not None and fine_tuning(ledger.model) is None:
         raise UserError(
             f"the runs are recorded in {ledger.directory / 'cells'}, but {ledger.model} has lost "
@@ -205,7 +205,7 @@ def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...
 
 
 def compare(result: Result, problem: Problem, seeds: tuple[int, ...], model: Path) -> Result:
-    """A result with the baselines of its task, and a figure of the saved model beside it."""
+    """Add the baselines to a task's result, and draw ``figure.svg`` beside its saved model."""
     from exlm_lab.downstream.baselines import baselines
     from exlm_lab.downstream.figure import draw
     from exlm_mini.hf import load_predictor
@@ -219,7 +219,7 @@ def compare(result: Result, problem: Problem, seeds: tuple[int, ...], model: Pat
 
 
 def _show(line: ProgressLine, steps_per_epoch: int, progress: Progress) -> None:
-    """Progress on stderr."""
+    """Show the progress of a run on stderr."""
     epoch = -(-progress.step // steps_per_epoch)
     loss = "" if math.isnan(progress.loss) else f", loss {progress.loss:.3f}"
     line.tell(progress.step, f"epoch {epoch}{loss}")

@@ -1,4 +1,4 @@
-"""What a fine-tuning run leaves on the disk: checkpoints while it goes on, its model at the end."""
+"""What a fine-tuning run leaves on disk: checkpoints while it trains, and its model at the end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from exlm_mini.training.beside_weights import AUTO_MAPS
 
 
 def intact_checkpoint(directory: Path, digests: Mapping[str, str]) -> str | None:
-    """The last checkpoint in a run's directory.
+    """The last checkpoint in a run's directory, or None.
 
-    One that was cut off while it was saved or removed goes. Raises ``UserError`` if the last or the
-    best is not as it was saved.
+    Checkpoints whose saving or removal was cut off are deleted. Raises ``UserError`` if the last or
+    the best checkpoint has changed since it was saved.
     """
     for checkpoint in directory.glob("checkpoint-*"):
         if checkpoint.name not in digests:
@@ -64,11 +64,11 @@ def save_model(
     """Save a fine-tuned model for transformers and ``predict``, unless a better one is there.
 
     Args:
-        directory: made if missing.
-        model: of ``fine_tune``.
-        pretrained: its start, with the tokenizer.
-        problem: its task.
-        run: task, setting and seed.
+        directory: where to save it; created if missing.
+        model: the model that ``fine_tune`` returned.
+        pretrained: the model that the run started from, which has the tokenizer.
+        problem: the task.
+        run: the run's name: task, setting and seed.
         reached: the task's metric on the validation rows.
     """
     there = fine_tuning(directory)
@@ -92,7 +92,7 @@ def save_model(
     }
     model.config.auto_map = dict(AUTO_MAPS["config.json"])
     model.save_pretrained(directory)
-    # Weights are written for their owner alone.
+    # The weights were written with access for their owner only.
     (directory / "model.safetensors").chmod((directory / "config.json").stat().st_mode)
     tokenizer = tokenizer_for(pretrained.tokenizer, pretrained.config.longest_text(num_columns))
     cleaning = problem.notes.get("cleaning", {})

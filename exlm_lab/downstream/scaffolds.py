@@ -1,19 +1,20 @@
-"""Splits of molecules: the scaffold splits of the field, and a random one.
+"""Splits of molecules: the two scaffold splits in common use, and a random split.
 
 The scaffold of a molecule is what remains without its side chains: its rings and what links them
 (Bemis and Murcko); molecules without rings share the empty scaffold. A scaffold split keeps
-molecules of one scaffold together, so the test set has frames that training has not seen. Two
-variants are in use, which agree on the sizes of the splits and differ widely in their content:
+molecules of one scaffold together, so the test set has scaffolds that training has not seen. The
+two variants give splits of the same sizes but of widely different content:
 
 ============  ===================================================================================
-``scaffold``  stereo marks are part of a scaffold: the rule of GEM, to which Uni-Mol's author
-              refers and whose split the paper uses (§5.1). Uni-Mol's code has no splitter, so
-              it is an inference that its files follow this variant; ``unimol`` in the records
-``deepchem``  stereo marks do not count
+``scaffold``  stereo marks are part of a scaffold, as in GEM, to which Uni-Mol's author refers;
+              the paper uses Uni-Mol's split (§5.1). Uni-Mol's code has no splitter, so we only
+              infer that its files follow this variant. Records may call it ``unimol``
+``deepchem``  stereo marks are ignored
 ``random``    no scaffolds: rows in a seeded order
 ============  ===================================================================================
 
-Every split has a hash of its row numbers, which shows whether two results are of the same split.
+Each part is recorded with a hash of its row numbers, which shows whether two results are of the
+same split.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class Split(NamedTuple):
 
 
 def split(smiles: Iterable[str], rule: str = "scaffold") -> Split:
-    """Split molecules by their scaffolds: 80% for training, 10% for validation, 10% for the test.
+    """Split molecules by their scaffolds: 80% for training, 10% for validation, 10% for testing.
 
-    Both rules sort the groups by (size, first row), both descending, and give each to the
-    first of train and validation that it still fits into, else to test.
+    Both rules sort the groups of one scaffold by (size, first row), both descending. Each group
+    goes to train if it still fits there, else to validation if it fits, else to test.
     """
     rejected = []
     groups: dict[str, list[int]] = {}

@@ -23,28 +23,29 @@ if TYPE_CHECKING:
     from exlm_mini.data.tokenizer import Tokenizer
 
 MAX_UNKNOWN = 0.1
-"""Of all tokens of the training texts: with more, the vocabulary is that of another corpus."""
+"""Largest share of [UNK] among the tokens of the training texts; with more, the vocabulary was made
+for other data."""
 
 
 @settings("data.")
 class ReadingConfig:
-    """How a table is split, and molecules are spelled."""
+    """How a table is split, and how its molecules are spelled."""
 
     split: str | None = None
-    """scaffold or deepchem, which keep molecules of one frame of rings together; random; or a
-    column with the words train, validation and test; none: scaffold for molecules, random for
-    text."""
+    """How to split the rows: scaffold or deepchem, which keep molecules of one ring scaffold
+    together; random; or the name of a column with the words train, validation and test. Default:
+    scaffold for molecules, random for text."""
     split_seed: Seed = 0
-    """Of rows that are held out at random."""
+    """Seed for choosing rows to hold out at random."""
     canonical: bool = False
-    """Write RDKit's canonical SMILES."""
+    """Rewrite molecules as RDKit's canonical SMILES."""
 
     def rule(self, input: str) -> str:
-        """The split of a table of molecules (smiles) or of text."""
+        """The rule that splits a table of molecules (smiles) or of text."""
         return self.split or ("scaffold" if input == "smiles" else "random")
 
     def cleaning(self, tokenizer: Tokenizer) -> Cleaning:
-        """The cleaning of each molecule."""
+        """How to clean molecules for a model with this tokenizer."""
         return replace(Cleaning.needed_by(tokenizer), canonical=self.canonical)
 
 
@@ -52,10 +53,10 @@ class ReadingConfig:
 class TuneConfig:
     """Fine-tuning settings.
 
-    Rate, epochs, dropout and warm-up are for models as small as those that come with the package,
-    from a search on the embedded molecules (``book/results/downstream-search.json``); a large model
-    needs dropout and a rate far lower, as in the recipes of the paper's tables. The rest follows
-    RoBERTa on GLUE.
+    The defaults of learning rate, epochs, dropout and warm-up suit models as small as those that
+    come with the package. They are from a search on the embedded molecules
+    (``book/results/downstream-search.json``). A large model needs dropout and a far lower rate, as
+    in the recipes of the paper's tables. The other defaults follow RoBERTa on GLUE.
     """
 
     epochs: Count = 10
@@ -63,29 +64,30 @@ class TuneConfig:
     batch_size: Count = 32
     """Rows per optimiser step."""
     micro_batch_size: Count | None = None
-    """Rows per forward pass; none: the whole batch. Dropout and rounding depend on it."""
+    """Rows per forward pass; dropout and rounding depend on it. Default: the whole batch."""
     learning_rate: Positive = 2e-3
-    """Peak of the schedule."""
+    """Peak learning rate."""
     patience: Count | None = None
-    """Epochs without a better score on the validation rows, after which a run ends; none: never."""
+    """End a run after this many epochs without a better validation score. Default: never."""
     warmup_share: Share = 0.06
-    """Share of the steps in which the rate rises from 0; then it falls to 0, both linearly."""
+    """Share of the steps in which the learning rate rises linearly from 0; then it falls linearly
+    to 0."""
     dropout: Below1 = 0.0
-    """In the encoder, after the embedding and each sublayer."""
+    """Dropout in the encoder, after the embedding and each sublayer."""
     attention_dropout: Below1 = 0.0
-    """In the encoder, on attention probabilities."""
+    """Dropout on attention probabilities in the encoder."""
     pooler_dropout: Below1 = 0.0
-    """In the head."""
+    """Dropout in the head."""
     adam_betas: tuple[Below1, Below1] = (0.9, 0.98)
-    """Decay per step of Adam's mean gradient and mean square."""
+    """Adam's decay rates, per step, for the running means of the gradient and of its square."""
     adam_eps: Positive = 1e-6
-    """Added to the root of the mean square."""
+    """Adam's epsilon, added to the root of the mean squared gradient."""
     weight_decay: NotNegative = 0.1
-    """Decoupled; not on biases and layer norms."""
+    """Decoupled weight decay; biases and layer norms are exempt."""
     clip_norm: NotNegative = 0.0
-    """Largest gradient norm; 0: no clipping."""
+    """Largest gradient norm; larger gradients are scaled down. 0 turns clipping off."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Of the encoder; auto: bf16 on a GPU that has it, otherwise fp32."""
+    """Precision of the encoder; auto is bf16 on a GPU that supports it, otherwise fp32."""
 
     def __post_init__(self) -> None:
         if self.batch_size % (self.micro_batch_size or 1):

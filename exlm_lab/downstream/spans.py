@@ -1,9 +1,9 @@
-"""From a question and its paragraph to windows of tokens, and from logits to an answer.
+"""Turn a question and its paragraph into windows of tokens, and the logits into an answer.
 
-A window is the pair of the question and a piece of the paragraph, framed as ``inputs`` frames
-every pair. A paragraph that is too long is cut into overlapping pieces. The model gives each
-position two logits: that the answer begins there, and that it ends there; "no answer" is the
-span of the first position, [BOS] (Devlin et al. 2018, §4.3).
+A window is a pair of the question and a piece of the paragraph, with the same boundaries as every
+pair in ``inputs``. A paragraph that is too long is cut into overlapping pieces. The model gives
+each position two logits, one for the answer to begin there and one for it to end there; "no
+answer" is the span of the first position, [BOS] (Devlin et al. 2018, §4.3).
 
 Shapes: N positions of a window.
 """
@@ -20,20 +20,20 @@ from exlm_lab.downstream.squad import Question
 from exlm_mini.data.tokenizer import Tokenizer
 
 MOST_TOKENS = 30
-"""Of an answer."""
+"""Longest answer, in tokens."""
 
 
 class Window(NamedTuple):
     """A question with a piece of its paragraph."""
 
     question: int
-    """Its place among the questions."""
+    """Index of the question."""
     token_ids_N: np.ndarray
-    """int32."""
+    """Token ids, int32."""
     is_context_N: np.ndarray
-    """Which tokens are of the paragraph."""
+    """Whether each token belongs to the paragraph."""
     offsets_N2: np.ndarray
-    """Start and end (excluded) of each of these in the paragraph."""
+    """Start and end (excluded) of each paragraph token, in characters of the paragraph."""
 
 
 def windows(
@@ -43,21 +43,21 @@ def windows(
     overlap: int,
     max_question: int,
 ) -> tuple[list[Window], dict[str, Any]]:
-    """Every window of every question, in the order of the paragraphs; at least one each.
+    """Cut every question and its paragraph into windows.
 
     Args:
         questions: at least one.
-        tokenizer: of the checkpoint.
-        max_length: tokens of a window at most, before the model expands any.
+        tokenizer: the checkpoint's tokenizer.
+        max_length: most tokens in a window, before the model expands any.
         overlap: tokens that a piece shares with the next.
-        max_question: tokens that are kept of a question.
+        max_question: most tokens to keep of a question.
 
     Returns:
-        windows: see above.
-        notes: how many questions and windows there are, the longest of these, how many questions
-            were cut, and the share of [UNK] among all tokens.
+        windows: at least one per question, in the order of the questions and their paragraphs.
+        notes: the number of questions and of windows, the length of the longest window, how many
+            questions were cut, and the share of [UNK] among all tokens.
     """
-    from exlm_mini.hf.tokenizer import tokenizer_for  # transformers takes seconds
+    from exlm_mini.hf.tokenizer import tokenizer_for  # importing transformers takes seconds
 
     encode = tokenizer_for(tokenizer)
     asked = [question.question for question in questions]
@@ -90,7 +90,7 @@ def windows(
 
 
 def target(question: Question, window: Window) -> tuple[int, int]:
-    """First and last column of the answer; (0, 0) if it is not in the window as a whole."""
+    """First and last position of the answer; (0, 0) if the window does not hold all of it."""
     if question.span is None:
         return 0, 0
     (begin, end), (start_N, stop_N) = question.span, window.offsets_N2.T
@@ -104,10 +104,10 @@ def target(question: Question, window: Window) -> tuple[int, int]:
 def best_span(
     score_2N: np.ndarray, window: Window, max_tokens: int = MOST_TOKENS
 ) -> tuple[float, int, int]:
-    """The likeliest span of the paragraph in a window: the largest sum of two logits.
+    """The likeliest span of a window's paragraph, the one with the largest sum of its two logits.
 
     Returns:
-        The sum, -inf without a span, and the first and the last column.
+        The sum, -inf if there is no span, and the first and last position.
     """
     start_N, end_N = np.where(window.is_context_N, score_2N, -np.inf)
     N = len(start_N)
@@ -125,11 +125,11 @@ def choose_answers(
 ) -> tuple[dict[str, str], dict[str, float]]:
     """One answer per question, from the best of its windows, for ``squad.score_predictions``.
 
-    "No answer" is as likely as in the window where it is least likely: in all others the answer
-    may simply not be shown.
+    "No answer" gets its lowest score among the question's windows, since a window with a higher one
+    may simply not show the answer.
 
     Returns:
-        texts: by question id, the likeliest span, however likely it is that there is none.
+        texts: the likeliest span by question id, even if "no answer" is likelier.
         na_probs: the logistic function of the score of "no answer" less that of the span.
     """
     texts: dict[str, str] = {}

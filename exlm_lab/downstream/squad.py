@@ -58,7 +58,7 @@ class _Row(Shape):
 
 
 class Squad(NamedTuple):
-    """The two parts, each as ``read_questions`` gives it."""
+    """The two parts, each as ``read_questions`` returns it."""
 
     train: tuple[list[Question], int]
     validation: tuple[list[Question], int]
@@ -68,7 +68,7 @@ class Squad(NamedTuple):
 
 
 def load_squad(source: Path | None = None) -> Squad:
-    """The data set, from a directory with its two files, plain or compressed, or from the hub."""
+    """Load the data set from its two files in a directory, plain or compressed, or from the hub."""
     if source is None:
         hub = load_hub(HUB_ID)
         where = f"the hub data set {HUB_ID}"
@@ -79,7 +79,7 @@ def load_squad(source: Path | None = None) -> Squad:
 
 
 def read_file(path: Path) -> tuple[list[Question], int]:
-    """The questions of one file of the official JSON, at least one; see ``read_questions``."""
+    """Read the questions of one file in the official JSON format; see ``read_questions``."""
     with reading(path, errors=TypeError), open_decompressed(path) as stream:
         rows = [
             {
@@ -101,11 +101,11 @@ def read_file(path: Path) -> tuple[list[Question], int]:
 def read_questions(
     rows: Iterable[Mapping[str, Any]], source: str
 ) -> tuple[list[Question], int]:
-    """The questions of rows in the format of the hub, in their order.
+    """Read the questions in rows of the hub's format, in their order.
 
     Some published offsets are a few characters off, so the span is the nearest occurrence of the
-    answer. White space around a question or an answer is left out, and so is an answer of nothing
-    else. A question whose answer does not occur in its paragraph is dropped.
+    answer. White space around questions and answers is stripped, and blank answers are left out. A
+    question whose answer does not occur in its paragraph is dropped.
 
     Returns:
         questions: those with a span and those without an answer; at least one.
@@ -134,7 +134,7 @@ def read_questions(
 
 
 def _nearest(context: str, answer: str, start: int) -> tuple[int, int] | None:
-    """The occurrence of an answer that begins nearest to a character."""
+    """Start and end of the occurrence of an answer that begins nearest to ``start``."""
     starts = [match.start() for match in re.finditer(f"(?={re.escape(answer)})", context)]
     if not starts:
         return None
@@ -156,9 +156,9 @@ def score_predictions(
     Args:
         questions: with their gold answers.
         predictions: question id -> answer; empty for no answer.
-        na_probs: question id -> probability that it has no answer; None: 0 for all. The best
-            thresholds depend on the order of these numbers alone.
-        na_prob_threshold: an answer whose ``na_probs`` lie above it counts as empty.
+        na_probs: question id -> probability that it has no answer; None means 0 for all. The best
+            thresholds depend only on the order of these numbers.
+        na_prob_threshold: an answer whose probability in ``na_probs`` is above it counts as empty.
 
     Returns:
         ``exact`` and ``f1``; with ``na_probs`` also ``best_exact`` and ``best_f1`` at the best
@@ -176,7 +176,7 @@ def score_predictions(
         counted = answered | {id: empty[id] for id in answered if probs[id] > na_prob_threshold}
         out[name] = 100.0 * sum(counted.values()) / len(questions)
         if na_probs is not None:
-            # With no question answered, and then one by one, the most certain first.
+            # Scores with no question answered, then with one more at a time, surest first.
             order = sorted(answered, key=na_probs.__getitem__)
             gains = (
                 -float(bool(predictions[id])) if empty[id] else answered[id] for id in order
@@ -197,7 +197,7 @@ def exact_match(gold: str, predicted: str) -> int:
 
 
 def f1_of_words(gold: str, predicted: str) -> float:
-    """Harmonic mean of the shares of words that two answers have in common."""
+    """F1 of the words of two answers: the harmonic mean of precision and recall."""
     gold_words, words = normalize_answer(gold).split(), normalize_answer(predicted).split()
     if not gold_words or not words:
         return float(gold_words == words)

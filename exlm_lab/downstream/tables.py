@@ -1,5 +1,5 @@
-"""Tables of any format, read and written piece by piece: .csv, .tsv, .jsonl and .parquet, read also
-compressed."""
+"""Read and write tables piece by piece: .csv, .tsv, .jsonl and .parquet; compressed ones can be
+read, too."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from exlm_mini.data.text import (
 from exlm_mini.training.console import ProgressLine
 
 CHUNK = 1000
-"""Rows in memory while a table is read and written piece by piece."""
+"""Rows in memory at a time while a table is read and written piece by piece."""
 
 # ---- reading ----
 
 
 def check_paths(table: Path, output: Path, endings: Collection[str] = TABLES) -> None:
-    """Refuse a table that is no file, and an output that is the table or has another ending."""
+    """Refuse a table that is not a file, and an output that is the table or has a wrong ending."""
     check_file(table)
     if output.suffix not in endings:
         raise UserError(f"--output is {output}; give a name that ends in {', '.join(endings)}")
@@ -41,8 +41,8 @@ def check_paths(table: Path, output: Path, endings: Collection[str] = TABLES) ->
 
 
 def chunks(path: Path, size: int = CHUNK) -> Iterator[Any]:
-    """Data frames of up to so many rows, with the cells as they stand in a file; of a table without
-    rows an empty one."""
+    """Read a table as data frames of up to ``size`` rows, with cells as they are in the file; a
+    table without rows gives one empty frame."""
     import pandas
 
     suffix = suffix_of(path)
@@ -65,12 +65,12 @@ def chunks(path: Path, size: int = CHUNK) -> Iterator[Any]:
 
 
 def num_rows(path: Path) -> int:
-    """Rows of a table."""
+    """Number of rows in a table."""
     return sum(map(len, chunks(path)))
 
 
 def progressing_chunks(path: Path, what: str) -> Iterator[tuple[int, Any]]:
-    """``chunks`` with the number of the first row of each, and their progress on stderr."""
+    """The ``chunks``, each with the number of its first row; progress is shown on stderr."""
     done = 0
     with ProgressLine("rows", num_rows(path)) as line:
         for frame in chunks(path):
@@ -80,7 +80,7 @@ def progressing_chunks(path: Path, what: str) -> Iterator[tuple[int, Any]]:
 
 
 def check_read(num_read: int, table: Path, columns: Collection[str]) -> None:
-    """Refuse a table of which nothing was read: its columns are others than meant."""
+    """Refuse a table if none of its rows could be read: the columns are probably the wrong ones."""
     if num_read == 0 and num_rows(table) > 0:
         raise UserError(
             f"no row of {table} could be read in {', '.join(columns)}; check --column"
@@ -101,7 +101,7 @@ def _csv(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
 
 
 def _jsonl(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
-    # No line needs to have all columns.
+    # Any line may lack some of the columns.
     header = list(dict.fromkeys(chain.from_iterable(jsonl_rows(path, stream))))
     stream.seek(0)
     return _frames(jsonl_rows(path, stream), header, size)
@@ -132,7 +132,7 @@ def _parquet(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
 
 
 def with_columns(frame: Any, columns: Mapping[str, Any], word: str) -> Any:
-    """A frame with further columns; where it has one of that name, with a word behind theirs."""
+    """Add columns to a frame; ``word`` is appended to a name that the frame already has."""
     taken = set(map(folded, frame))
     for name, cells in columns.items():
         while folded(name) in taken:
@@ -144,7 +144,7 @@ def with_columns(frame: Any, columns: Mapping[str, Any], word: str) -> Any:
 
 @contextlib.contextmanager
 def table_writer(path: Path) -> Iterator[Callable[[Any], None]]:
-    """Writes data frames one below the other; the file gets its name when it is whole."""
+    """A function that appends data frames to a table; the file gets its name once complete."""
     with whole_file(path) as stream, contextlib.ExitStack() as sheets:
         if path.suffix == ".parquet":
             yield _parquet_writer(path, stream, sheets)
@@ -158,9 +158,9 @@ def _write_csv(path: Path, stream: BinaryIO, frame: Any) -> None:
     mark = "\t" if path.suffix == ".tsv" else ","
     how = {"sep": mark, "index": False, "header": stream.tell() == 0}
     text = frame.to_csv(**how)
-    if "\r" in text:  # pandas leaves it bare, and it would end the line
+    if "\r" in text:  # unquoted, as pandas leaves it, it would end the line
         text = frame.to_csv(**how, quoting=csv.QUOTE_ALL)
-    stream.write(text.encode(errors="backslashreplace"))  # half a character
+    stream.write(text.encode(errors="backslashreplace"))  # for lone surrogates
 
 
 def _write_jsonl(path: Path, stream: BinaryIO, frame: Any) -> None:
@@ -174,7 +174,7 @@ def _write_jsonl(path: Path, stream: BinaryIO, frame: Any) -> None:
 def _parquet_writer(
     path: Path, stream: BinaryIO, sheets: contextlib.ExitStack
 ) -> Callable[[Any], None]:
-    """The columns of all frames have the types of the first."""
+    """A function that writes data frames, all with the column types of the first."""
     import pyarrow
     import pyarrow.parquet
 
@@ -184,7 +184,7 @@ def _parquet_writer(
         kind = sheet and sheet.schema.field(name).type
         try:
             own = pyarrow.array(cells, kind, from_pandas=True)
-            # Words may follow where a column begins empty.
+            # A column that begins empty may hold words later.
             return own.cast(pyarrow.string()) if pyarrow.types.is_null(own.type) else own
         except (pyarrow.ArrowException, ValueError, OverflowError) as error:
             raise UserError(
@@ -210,5 +210,5 @@ def _check_names(path: Path, frame: Any) -> None:
 
 
 def _plain(cell: Any) -> Any:
-    """A cell that JSON has no name for."""
+    """Convert a cell of a type that JSON does not know."""
     return cell.tolist() if hasattr(cell, "tolist") else str(cell)

@@ -1,10 +1,10 @@
-"""The targets of a table: what each says, and the answers as numbers.
+"""The targets of a table: the kind of each, and its answers as numbers.
 
-What a target is follows from its cells unless the task says it:
+The kind of the targets follows from their cells unless the task sets it:
 
 ===========  =====================================================================
-``labels``   0, 1, or nothing where the answer is missing; several columns may be
-``numbers``  numbers, or nothing; several columns may be
+``labels``   0, 1, or nothing where the answer is missing; one or more columns
+``numbers``  numbers, or nothing; one or more columns
 ``mixed``    some columns of each of these two
 ``classes``  words, or numbers if classification is asked for; one column
 ===========  =====================================================================
@@ -26,18 +26,18 @@ from exlm_lab.downstream.task import Kind, Task
 from exlm_mini.config.checks import UserError
 
 MOST_WRONG = 0.1
-"""Of the cells of a target; with more of them wrong, the column is another."""
+"""Largest share of wrong cells in a target; with more, the column is probably the wrong one."""
 LARGEST = 1e30
-"""Of a number; models are of float32, which ends at 3e38."""
+"""Numbers must be smaller than this; models use float32, which ends at 3e38."""
 NO_WORDS = {"#N/A", "#NA", "#VALUE!", "#REF!", "#DIV/0!", "#NUM!", "#NAME?", "#NULL!"}
 """What a spreadsheet writes where it has no value."""
 NO_NUMBERS = {"na", "<na>", "n/a", "nan", "null", "none"}
-"""What programs write where a number is missing; among words it may be a class."""
+"""What programs write where a number is missing; in a column of words it may be a class."""
 METRICS: dict[Kind, str] = {
     "labels": "roc_auc", "numbers": "r2", "mixed": "score", "classes": "accuracy",
 }  # fmt: skip
 Tables = list[tuple[str, int]]
-"""The tables that rows come from, by name, and which row is the first of each."""
+"""The names of the tables that rows come from, each with the number of its first row."""
 
 _DECIMAL_COMMA = re.compile(r"[-+−]?\d+,\d+")
 
@@ -50,12 +50,12 @@ def place(tables: Tables, row: int) -> tuple[str, int]:
 def encode(
     tables: Tables, cells_RC: np.ndarray, task: Task
 ) -> tuple[Task, np.ndarray, dict[int, str]]:
-    """The answers in the cells of the targets.
+    """Read the answers from the cells of the targets.
 
     Returns:
-        task: with what the cells say of it.
-        labels_RC: float64; nan is missing, or wrong.
-        reasons: by row, what is wrong with it.
+        task: the task, completed with the kind, classes, numbers and metric the cells imply.
+        labels_RC: float64; nan where an answer is missing or wrong.
+        reasons: what is wrong with a row, by the row's number.
     """
     reasons: dict[int, str] = {}
     kinds, classes, labels = zip(
@@ -84,26 +84,26 @@ def encode(
 
 
 class _Column(NamedTuple):
-    """The cells of a target. A set has millions of them, of which few differ."""
+    """A target's cells, as indices of its different words: of millions of cells, few differ."""
 
     of: str
-    """Its table and name, for messages."""
+    """The target's table and name, for messages."""
     words: list[str]
-    """The D different ones; empty where there is no value."""
+    """The D different words; an empty one is a missing value."""
     numbers_D: np.ndarray
-    """What they say as numbers; inf where they say none."""
+    """The words as numbers; inf for a word that is not a number."""
     times_D: np.ndarray
-    """Rows that hold each."""
+    """Number of rows with each word."""
     words_R: np.ndarray
-    """Which of them a row holds; -1 is None or nan."""
+    """Index of the word in each row; -1 for None or nan."""
 
     @property
     def has_comma_D(self) -> np.ndarray:
-        """Whether each is a number with a decimal comma."""
+        """Whether each word is a number with a decimal comma."""
         return np.array([bool(_DECIMAL_COMMA.fullmatch(word)) for word in self.words])
 
     def are_most(self, is_such_D: np.ndarray) -> bool:
-        """Whether nearly all cells that hold something are such."""
+        """Whether nearly all cells that are not empty hold one of the words marked."""
         is_there_D = np.array([bool(word) for word in self.words])
         least = (1 - MOST_WRONG) * self.times_D[is_there_D].sum()
         return bool(self.times_D[is_such_D].sum() >= least)
@@ -112,7 +112,7 @@ class _Column(NamedTuple):
 def _encode(
     tables: Tables, target: str, cells_R: np.ndarray, task: Task, reasons: dict[int, str]
 ) -> tuple[Kind, tuple[str, ...], np.ndarray]:
-    """Kind, classes and labels_R of one target; what is wrong with a row goes to ``reasons``."""
+    """Kind, classes and labels_R of one target; adds what is wrong with rows to ``reasons``."""
     column = _without_missing(_read(tables[0][0], target, cells_R), task.kind)
     kind, classes, codes_D = _kind(column, task), task.classes, column.numbers_D
     if kind == "classes" and not classes:
@@ -170,7 +170,7 @@ def _read(source: str, target: str, cells_R: np.ndarray) -> _Column:
 
 
 def _without_missing(column: _Column, kind: Kind | None) -> _Column:
-    """A column of numbers without its words for none; among classes they may be one."""
+    """Treat words like "nan" as missing in a column of numbers; a class may have such a name."""
     words = ["" if word.casefold() in NO_NUMBERS else word for word in column.words]
     is_number_D, numbers = np.isfinite(column.numbers_D), column._replace(words=words)
     if not any(words) or not numbers.are_most(is_number_D | column.has_comma_D):
@@ -180,7 +180,7 @@ def _without_missing(column: _Column, kind: Kind | None) -> _Column:
 
 
 def _number(word: str) -> float:
-    """The number in a cell; inf where there is none."""
+    """The number that a word spells, or inf."""
     with contextlib.suppress(ValueError):
         value = float({"true": "1", "false": "0"}.get(word.casefold(), word))
         if math.isfinite(value):
@@ -189,7 +189,8 @@ def _number(word: str) -> float:
 
 
 def _kind(column: _Column, task: Task) -> Kind:
-    """Of one target; what the task says goes first."""
+    """The kind of one target: the task's, if set, else what the cells suggest; but 0 and 1 are
+    ``labels`` even for a classification, unless it names its classes."""
     is_number_D = np.isfinite(column.numbers_D)
     is_numeric = column.are_most(is_number_D)
     has_comma_D = column.has_comma_D
@@ -206,7 +207,7 @@ def _kind(column: _Column, task: Task) -> Kind:
 
 
 def _classes(column: _Column) -> tuple[tuple[str, ...], np.ndarray]:
-    """The classes in a column, and which of them each word is; nan where it is none."""
+    """The classes in a column, and the index of each word's class; nan for an empty word."""
     words = column.words
     if column.are_most(np.isfinite(column.numbers_D)):  # 1 and 1.0 are one class
         words = [

@@ -1,6 +1,6 @@
 """A downstream task: examples in three splits, a kind of answer, a metric.
 
-Examples come from a table, see ``tables``; from a benchmark's published files, or from the hub.
+Examples come from a table (see ``tables``), from a benchmark's published files, or from the hub.
 
 Shapes: R examples, C classes, labels or numbers.
 """
@@ -18,17 +18,18 @@ from exlm_mini.data.files import reading
 from exlm_mini.data.text import COMPRESSIONS
 
 Kind = Literal["classes", "numbers", "labels", "mixed", "span"]
-"""``classes``: one of C; ``numbers`` and ``labels``: C measured values or yes-no answers, some
-missing; ``mixed``: some of both; ``span``: a piece of the text, or none."""
+"""Kind of answer. ``classes``: one of C; ``numbers``: C measured values; ``labels``: C yes-no
+answers; ``mixed``: some of both; ``span``: a piece of the text, or none. Values and yes-no answers
+may be missing."""
 
 
 class Examples(NamedTuple):
-    """One split."""
+    """The examples of one split."""
 
     texts: list[tuple[str, ...]]
-    """R sentences, molecules or pairs."""
+    """R tuples of one text or molecule, or of a pair."""
     labels: np.ndarray
-    """int64 (R,) for classes, else float64 (R, C), in which nan is missing."""
+    """int64 (R,) for classes, else float64 (R, C), with nan where an answer is missing."""
 
 
 class Splits(NamedTuple):
@@ -38,40 +39,40 @@ class Splits(NamedTuple):
     validation: Examples
     test: Examples | None
     notes: dict[str, Any]
-    """JSON-able: hashes of the split, rows left out and why, …"""
+    """Hashes of the split, rows left out and why, …; JSON-serialisable."""
     others: tuple[tuple[str, Examples], ...] = ()
     """Further scored parts by name: MNLI's mismatched halves."""
 
 
 class Task(NamedTuple):
-    """A task by name."""
+    """A downstream task. Its table may decide what it leaves open; see ``targets.encode``."""
 
     name: str
     kind: Kind | None
-    """None until its table is read, whose cells say it."""
+    """Kind of answer; None until the table's cells decide it."""
     classes: tuple[str, ...]
-    """Names of the classes, or of the labels or numbers; empty for spans, or as ``kind``."""
+    """Names of the classes, labels or numbers; empty for spans, or until the table is read."""
     metric: str
-    """The metric that chooses between runs: a key of the result of ``metrics.evaluate``; empty
-    until its table is read, where the kind says it."""
+    """The metric that chooses between runs, a key of what ``metrics.evaluate`` returns; empty if
+    it depends on a kind that is still open."""
     input: str
-    """text, smiles or toy."""
+    """Kind of data: text, smiles or toy."""
     columns: tuple[str, ...] = ()
-    """Of its texts, in a table: one, or a pair."""
+    """Names of the table's columns with the texts: one, or two for pairs."""
     targets: tuple[str, ...] = ()
-    """Columns of its answers, in a table."""
+    """Names of the table's columns with the answers."""
     numbers: tuple[str, ...] = ()
-    """Of ``targets``, those that are numbers, where others are not."""
+    """Those of ``targets`` that are numbers; needed if others are not."""
 
     @property
     def is_number(self) -> np.ndarray:
-        """Of each of ``classes``, whether it is a number, (C,)."""
+        """Whether each of ``classes`` is a number, (C,)."""
         return np.isin(self.classes, self.classes if self.kind == "numbers" else self.numbers)
 
 
 def named_entry(directory: Path, *names: str) -> Path:
-    """The first of these files or folders in a directory, plain or compressed; neither case nor
-    dashes count."""
+    """The first of these files or folders that a directory holds, plain or compressed; case, dashes
+    and underscores in names are ignored."""
     with reading(directory):
         there = {bare(path.name): path for path in sorted(directory.iterdir())}
     for name in names:
@@ -83,12 +84,12 @@ def named_entry(directory: Path, *names: str) -> Path:
 
 
 def bare(name: str) -> str:
-    """A name without case and dashes."""
+    """A name in lower case, without dashes and underscores."""
     return re.sub("[-_]", "", name).lower()
 
 
 def load_hub(name: str, *config: str) -> Any:
-    """All splits of a data set of the hub."""
+    """Load all splits of a data set from the hub."""
     import datasets
 
     datasets.disable_progress_bars()

@@ -38,7 +38,7 @@ from exlm_mini.training.step import DivergedError
 
 EVALUATION_ROWS = 64
 ORDER = "order.pt"
-"""Of a checkpoint within an epoch: the generator's state before it drew the order of the rows."""
+"""File in a mid-epoch checkpoint: the generator's state before it drew the order of the rows."""
 
 
 @dataclass(eq=False)
@@ -56,13 +56,13 @@ class Watcher(TrainerCallback):
     resumed: Tensor | None = None
     """State of torch's generator at the start of the resumed epoch."""
     drawn: Tensor | None = None
-    """The same of the epoch that is trained."""
+    """The same for the epoch in training."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.on_progress(Progress(state.global_step, self.loss, math.nan, None))
         if self.should_stop():
             self.is_stopped = True
-            # At the end of an epoch a checkpoint is saved anyway, after the epoch is judged.
+            # At the end of an epoch a checkpoint is saved anyway, after the evaluation.
             control.should_save = control.should_log = _is_within(state.epoch)
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -76,7 +76,7 @@ class Watcher(TrainerCallback):
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             torch.save(self.drawn, folder / ORDER)
         self.note()
-        # Not sooner: a run that is killed goes on from a checkpoint that was noted.
+        # Not before the note: a killed run resumes only from a checkpoint that was noted.
         needed = {
             f"checkpoint-{state.global_step}",
             Path(state.best_model_checkpoint or "").name,
@@ -84,15 +84,16 @@ class Watcher(TrainerCallback):
         for checkpoint in Path(args.output_dir).glob("checkpoint-*"):
             if checkpoint.name not in needed:
                 shutil.rmtree(checkpoint)
-        # To end the training would also end, and judge, its epoch; one that ends anyway is done.
+        # Setting should_training_stop would also end, and evaluate, the epoch, so raise instead.
+        # If the training ends here anyway, it is simply done.
         if self.is_stopped and not control.should_training_stop:
             raise StoppedError
 
 
 class _ByLength(LengthGroupedSampler):
-    """Rows of like length together, to pad little; a resumed epoch keeps its order.
+    """Puts rows of similar length together, to pad little; a resumed epoch keeps its order.
 
-    The order is drawn from torch's generator, whose state ``Trainer`` restores too late for it.
+    The order is drawn from torch's generator, whose state ``Trainer`` restores only afterwards.
     """
 
     def __init__(self, batch_size: int, dataset: Any, watcher: Watcher) -> None:
@@ -108,7 +109,7 @@ class _ByLength(LengthGroupedSampler):
 
 
 class _Trainer(Trainer):
-    """Trains on batches of like length, and scores rows in their own order."""
+    """Trains on batches of rows of similar length, and scores rows in their own order."""
 
     def __init__(self, watcher: Watcher, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -120,8 +121,8 @@ class _Trainer(Trainer):
         return _ByLength(own, train_dataset or self.train_dataset, self.watcher)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
-        """In all micro-batches of a step: the answers that are there, see ``answers_loss``, or the
-        rows, where the model knows its own loss."""
+        """The divisor of a step's loss, over all its micro-batches: the number of known answers,
+        see ``answers_loss``, or of rows if the model computes its own loss."""
         if self.compute_loss_func is None:
             return sum(len(batch["input_ids"]) for batch in batch_samples)
         return sum((~batch["labels"].isnan()).sum() for batch in batch_samples).to(device)
@@ -133,7 +134,7 @@ class _Trainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """As ``Trainer``, but a mean over the rows of a micro-batch counts by their number."""
+        """Like ``Trainer``'s, but weighs the mean loss of a micro-batch by its number of rows."""
         num_rows = len(inputs["input_ids"])
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self.compute_loss_func is not None or return_outputs:
@@ -151,17 +152,17 @@ def make_trainer(
     device: torch.device,
     watcher: Watcher,
 ) -> Trainer:
-    """A trainer of a model on the rows of a task, judged on its validation rows after each epoch.
+    """A ``Trainer`` for a task that evaluates the model on the validation rows after each epoch.
 
     Args:
-        model: with a head for the task.
+        model: the model, with a head for the task.
         pad: id of [PAD].
         problem: the task.
         config: the settings.
-        seed: of dropout, and of the order of the rows.
-        directory: of its checkpoints.
-        device: that the model goes to.
-        watcher: is told of steps, and may stop it.
+        seed: seed for dropout and for the order of the rows.
+        directory: where to save checkpoints.
+        device: the device to train on.
+        watcher: is told of every step, and may stop the training.
     """
     args = _arguments(problem, config, seed, directory, device)
     part = problem.parts["validation"]
@@ -210,7 +211,7 @@ def _arguments(
         max_grad_norm=config.clip_norm,
         eval_strategy="epoch",
         save_strategy="epoch",
-        restore_callback_states_from_checkpoint=True,  # the count of train.patience
+        restore_callback_states_from_checkpoint=True,  # keeps the count of train.patience
         logging_strategy="epoch",
         logging_nan_inf_filter=False,
         load_best_model_at_end=True,
@@ -223,7 +224,7 @@ def _arguments(
         remove_unused_columns=False,
         dataloader_pin_memory=False,
     )
-    if device.type == "cuda":  # where there are several GPUs, transformers takes all
+    if device.type == "cuda":  # transformers would use all GPUs of the machine
         torch.cuda.set_device(device.index or 0)
         args._n_gpu = 1
         vars(args)["_setup_devices"] = device
@@ -238,12 +239,12 @@ def _advice(what: str, args: TrainingArguments) -> str:
 
 
 def _is_within(epoch: float) -> bool:
-    """Whether an epoch has begun and not ended."""
+    """Whether training is in the middle of an epoch."""
     return abs(epoch - round(epoch)) > 1e-9
 
 
 def loss_of(problem: Problem) -> Any:
-    """The loss of a task for ``Trainer``; None: the model knows its own."""
+    """The loss function of a task for ``Trainer``; None if the model computes its own loss."""
     task = problem.task
     if task.kind in ("classes", "span"):
         return None
@@ -256,9 +257,9 @@ def answers_loss(
     num_items_in_batch: Any = None,
     is_number_C: np.ndarray | bool = False,
 ) -> Tensor:
-    """Mean over the answers that are there, nan is missing: of a number the squared error, of a
-    yes or no the binary cross-entropy. ``num_items_in_batch``: of the micro-batches whose losses
-    are added, all answers that are there."""
+    """Mean loss of the known answers (nan is unknown): squared error for numbers, binary
+    cross-entropy for yes-no answers. ``num_items_in_batch`` is the number of known answers in all
+    micro-batches whose losses are added; without it, in this batch alone."""
     logits_BC, known_BC = output["logits"].float(), labels_BC.nan_to_num()
     loss_BC = torch.where(
         torch.as_tensor(is_number_C, device=labels_BC.device),
@@ -272,7 +273,7 @@ def answers_loss(
 
 
 def rows_of(predictions: Any, part: Part) -> list[np.ndarray]:
-    """What ``Trainer.predict`` gives, row by row: scores, or starts and ends without padding."""
+    """Split the output of ``Trainer.predict`` by rows: scores, or unpadded start and end logits."""
     if isinstance(predictions, tuple):  # start and end, padded to the longest row
         start_RN, end_RN = predictions
         pairs = zip(start_RN, end_RN, part.rows, strict=True)

@@ -1,1 +1,1 @@
-"""The sweeps and the study: cells of settings, what is measured of each, tables and figures."""
+"""The sweeps and the study: what is trained, what is measured, and the tables and figures."""

@@ -7,9 +7,9 @@ from exlm_lab.experiments.grids import SWEEPS
 from exlm_lab.experiments.study import STUDY
 
 EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in (*SWEEPS, *STUDY)}
-"""In the order in which they are worth running."""
+"""Every experiment by name, in the order in which they are worth running."""
 
 
 def planned() -> list[Experiment]:
-    """The study: the experiments that have a plan."""
+    """The experiments that have a plan: those of the study."""
     return [one for one in EXPERIMENTS.values() if one.plan]

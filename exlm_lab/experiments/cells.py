@@ -16,26 +16,28 @@ from exlm_mini.config.recipes import PRETRAINING, load_recipe, replaced
 from exlm_mini.data.toy_grammars import LADDER
 
 Input = Literal["toy", "slots", "english", "molecules"]
-"""The small language ``town``, smaller languages with slots, the embedded English or files in its
-place, and prepared molecules."""
+"""What a cell trains on: the small language ``town``, smaller languages in which only slots are
+masked, the embedded English text or files in its place, or prepared molecules."""
 Watched = Mapping[str, float | None]
-"""Metrics, and the threshold of each or none; empty for a run of fixed length."""
+"""Metrics to measure at every validation, each with the threshold at which training ends, or None
+to only record it. Empty for a run of fixed length."""
 BASES = PRETRAINING._replace(
     folder=Path(__file__).parents[1] / "recipes" / "sweep", prefix="sweep/"
 )
 """Recipes for pre-training that are used only by sweeps."""
 CLONES, CHAINS = {"model.clone_embedding_std": 1.0}, {"train.chain_warmup": 0.25}
 CURES = CLONES | CHAINS
-"""Against the symmetric start, as in the small recipes; not in the paper (``saddle`` is why)."""
+"""Start-up aids, which break the symmetry between the clones of a mask. The small recipes have
+them, the paper does not; the sweep ``saddle`` shows why we do."""
 FIVE_SEEDS, TEN_SEEDS = tuple(range(1, 6)), tuple(range(1, 11))
 LADDER_AXIS = {f"{bits}": {"data.grammar": f"ladder-{bits}"} for bits in LADDER}
-"""Languages whose masks share more and more bits, an axis of ``grid``."""
+"""An axis for ``grid``: languages whose masks share more and more bits."""
 MLM: dict[str, Any] = {"objective": "mlm"}
 TIMED: dict[str, Any] = {"is_timed": True, "seeds": (1,)}
 
 
 def exlm(num_states: int = 4) -> dict[str, Any]:
-    """Settings of ExLM with k states for each mask, and both cures."""
+    """Settings of an ExLM with k states per mask and both start-up aids."""
     return {"objective": "exlm", "model.states_per_mask": num_states, **CURES}
 
 
@@ -44,53 +46,55 @@ class Downstream:
     """The task that a trained model is fine-tuned on."""
 
     task: str
-    """One of ``downstream.catalogue``."""
+    """Name of a task in ``downstream.catalogue``."""
     tune: TuneConfig
     num_train: int | None = None
-    """Use only the first so many training examples of an embedded task, and likewise for validation
-    and test; None: all."""
+    """For an embedded task: how many of the first training examples to use; None: all. The next
+    two fields limit validation and test in the same way."""
     num_validation: int | None = None
     num_test: int | None = None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A setting that is trained and measured, once per seed."""
+    """A configuration that is trained and measured, once per seed."""
 
     name: str
-    """Begins with the input."""
+    """Name of the cell; in a sweep it begins with the input."""
     input: Input
     base: str
-    """Name of a recipe; those of ``recipes/sweep`` begin with ``sweep/``."""
+    """Name of the recipe to start from; those in ``recipes/sweep`` begin with ``sweep/``."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Dotted settings that differ from the base."""
     downstream: Downstream | None = None
     paper: tuple[str, str] | None = None
-    """Table or figure and row of the paper that it reproduces, as named in ``paper.json``."""
+    """Table or figure of the paper, and its row, that the cell reproduces; named as in
+    ``paper.json``."""
     seeds: tuple[int, ...] = (1, 2, 3)
     is_timed: bool = False
-    """Only time steps, against those of an MLM on the same rows."""
+    """Train nothing; only time a step against a step of an MLM on the same rows."""
     tested_with: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Further mask settings (dotted) to measure with, by a suffix for the metrics' names."""
+    """Other mask settings (dotted) to measure the model with, by the suffix their metrics get."""
     watched: Watched = field(default_factory=dict)
     """Metrics that are also measured at every validation; training ends when one reaches its
     threshold, see ``is_enough``."""
     cost_of: tuple[str, str] | None = None
-    """Sweep and cell with a measured ratio of costs: an MLM's steps are multiplied by it, those of
-    others, which are counted in steps of an MLM, divided."""
+    """Sweep and cell with a measured ratio of costs, a step of ExLM over one of MLM. An MLM's steps
+    are multiplied by it; those of other models, given in steps of an MLM, are divided by it."""
     start: Cell | None = None
-    """The cell whose trained model, of the same seed, this one goes on from."""
+    """Another cell; training continues from its trained model with the same seed."""
     with_prize: bool = False
-    """Also measure what there is to win (``reading.prize``) and how masks are filled."""
+    """Also measure what hidden tokens tell about each other (``reading.prize``) and, for molecules,
+    how well masks are filled in (``reading.filling``)."""
 
     def config(self, seed: int, changed: Mapping[str, Any] | None = None) -> RunConfig:
-        """Settings of the run with a seed."""
+        """Settings of the run with this seed; those in ``changed`` override the cell's own."""
         changed = {**self.settings, **(changed or {}), "seed": seed}
         return replaced(load_base(self.base), changed)
 
 
 def is_enough(numbers: Mapping[str, Any], watched: Watched) -> bool:
-    """Whether a watched metric is at its threshold."""
+    """Whether any watched metric has come down to its threshold."""
     return any(
         most is not None and name in numbers and numbers[name] <= most
         for name, most in watched.items()
@@ -98,12 +102,13 @@ def is_enough(numbers: Mapping[str, Any], watched: Watched) -> bool:
 
 
 def grid(*axes: Mapping[str, Mapping[str, Any]], **common: Any) -> tuple[Cell, ...]:
-    """A cell for every combination of one entry of each axis.
+    """Make a cell for every combination of one entry from each axis.
 
     Args:
-        axes: by name, dotted settings and fields of ``Cell``; where entries say the same, the last
-            counts. Names are joined by a dash, and the first axis varies slowest.
-        common: fields that all cells have, unless an entry says otherwise.
+        axes: each maps names to dotted settings and fields of ``Cell``. Where two entries of a
+            combination set the same thing, the last counts. A cell is named by the entries' names,
+            joined by dashes; the first axis varies slowest.
+        common: fields of all cells, unless an entry overrides them.
     """
     cells = []
     for entries in itertools.product(*(axis.items() for axis in axes)):
@@ -116,7 +121,7 @@ def grid(*axes: Mapping[str, Mapping[str, Any]], **common: Any) -> tuple[Cell, .
 
 @cache
 def load_base(name: str) -> RunConfig:
-    """The settings of a recipe by name, those of ``recipes/sweep`` too."""
+    """The settings of the recipe with this name, which may be one of ``recipes/sweep``."""
     return load_recipe(name, BASES if name.startswith(BASES.prefix) else PRETRAINING)
 
 
@@ -128,26 +133,27 @@ class Claim(NamedTuple):
     metric: str
     cell: str
     base: str | None
-    """The cell it is compared with, or a metric of the same run, such as its exact floor, or None
-    for zero."""
+    """What ``cell`` is compared with: another cell, a metric of the same run (such as its exact
+    floor), or None for zero."""
     sign: int
-    """1: true if the cell's number is larger, -1: if it is smaller."""
+    """1 if the claim is that the cell's number is larger than the base's, -1 if smaller."""
     smallest: float
     """The smallest effect that matters, in the unit of the metric."""
     is_primary: bool = False
     weights: Mapping[str, float] | None = None
-    """Weights of cells: the contrast is their weighted sum, such as a regression slope, and
-    ``cell`` is its name."""
+    """Weights by cell, if the contrast is a weighted sum of cells, such as a regression slope;
+    ``cell`` is then the name of the contrast."""
     id: str = ""
-    """By which the scorecard and pages name the claim."""
+    """Short name by which the scorecard and the book's pages refer to the claim."""
     statistic: Callable[[Mapping[tuple[float, int], float]], float] | None = None
-    """Of the grid of Repeated MLM on the small language, in place of a contrast of cells."""
+    """For a claim about the grid of Repeated MLM on ``town``: the function of the grid to test, in
+    place of a contrast of cells."""
     is_planned: bool = True
-    """False if it was chosen after looking; without meaning where the experiment has no plan."""
+    """False if chosen after looking at results; meaningless if the experiment has no plan."""
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Names of the cells that are compared; a base may be a metric, too."""
+        """Names of the cells that are compared, and of the base even if it is a metric."""
         return tuple(self.weights or filter(None, (self.cell, self.base)))
 
 
@@ -160,8 +166,8 @@ class Experiment:
     cells: tuple[Cell, ...]
     claims: tuple[Claim, ...] = ()
     plan: str | None = None
-    """The plan it is part of, whose primary claims are one family; None for a sweep."""
+    """Name of the plan it is part of, whose primary claims form one family; None for a sweep."""
 
     def cell(self, name: str) -> Cell:
-        """The cell of a name."""
+        """The cell with this name."""
         return next(cell for cell in self.cells if cell.name == name)

@@ -1,4 +1,4 @@
-"""The README's figures: ``python -m exlm_lab.experiments.drawings`` draws them anew."""
+"""The README's figures; ``python -m exlm_lab.experiments.drawings`` redraws them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ ARMS = {
     "mlm++": ("MLM of equal cost", COLORS["mlm"], "D"),
     "bare": ("ExLM without start-up aids", "0.2", "x"),
 }
-"""Arms of the ladder: label, colour, marker. Plain MLM coincides with that of equal cost."""
+"""Label, colour and marker of each arm of the ladder that is drawn. Plain MLM is not: its line
+would coincide with that of the MLM of equal cost."""
 
 FARTHEST = 8.0
-"""Half widths; differences that are farther from zero are drawn here."""
+"""Largest distance from zero on the scorecard, in half widths; larger ones are drawn here."""
 
 
 def _bits_won(table: pd.DataFrame) -> dict[str, dict[int, list[float]]]:
-    """Bits below the floor of the runs of each arm, by what the words share."""
+    """Bits below MLM's floor of each run, by arm and by the number of bits the words share."""
     won: dict[str, dict[int, list[float]]] = {}
     for name, runs_of_cell in by_cell(table).items():
         arm, _, bits = name.rpartition("-")
@@ -40,9 +41,9 @@ def _bits_won(table: pd.DataFrame) -> dict[str, dict[int, list[float]]]:
 
 
 def draw_ladder(ax: Axes, ladder: pd.DataFrame, bare: pd.DataFrame) -> None:
-    """Bits below MLM's floor against the bits that masked words share; a dot is a training.
+    """Plot bits below MLM's floor against the bits that masked words share, one dot per run.
 
-    The grey line is the most that is possible. ``bare`` are runs of ExLM without our aids.
+    The grey line is the most that is possible. ``bare`` has the runs without our start-up aids.
     """
     won = {**_bits_won(ladder), "bare": _bits_won(bare)["exlm"]}
     most = max(shared for by_bits in won.values() for shared in by_bits)
@@ -61,10 +62,10 @@ def draw_ladder(ax: Axes, ladder: pd.DataFrame, bare: pd.DataFrame) -> None:
 
 
 def draw_scorecard(ax: Axes, scores: list[Score]) -> None:
-    """Every claim with its difference, right of the line where it speaks for the claim.
+    """Plot the difference behind each claim; to the right of the line it supports the claim.
 
-    Differences have many units, so each is drawn in half widths of its own 95% interval: a bar
-    that does not reach the line excludes zero. What is farther off than fits has an arrow.
+    Differences have different units, so each is measured in half widths of its own 95% interval: a
+    bar that does not reach the line excludes zero. Arrows mark differences too large to fit.
     """
     colors = {"for": "tab:green", "against": "tab:red"}
     for y, score in enumerate(reversed(scores)):
@@ -93,7 +94,7 @@ def draw_scorecard(ax: Axes, scores: list[Score]) -> None:
 
 
 def pictures(results: Path, output: Path) -> None:
-    """Draw the README's figures of the records."""
+    """Draw the README's figures from the records in ``results``."""
     use_book_style()
     figure, ax = plt.subplots(figsize=(6.2, 3.4))
     draw_ladder(ax, runs("ladder", results), runs("bare", results))

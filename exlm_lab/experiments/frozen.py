@@ -1,8 +1,8 @@
 """Ridge regression of molecular structure on a frozen model's states.
 
 Held-out molecules are encoded unmasked and their states averaged in every layer. Ridge regression
-learns quantities computed by RDKit from molecules of some scaffolds, and is tested on those of
-others.
+learns to predict quantities that RDKit computes, and is tested on molecules with other scaffolds
+than those it was trained on.
 
 Shapes: R molecules, D features, C quantities.
 """
@@ -28,11 +28,11 @@ from exlm_mini.model.exlm import token_states
 QUANTITIES = (
     "qed", "BertzCT", "NumAromaticRings", "NumAtomStereoCenters", "NumRotatableBonds"
 )  # fmt: skip
-"""Names in RDKit."""
+"""The quantities to predict, by their names in RDKit."""
 NUM_EACH = 20_000
-"""Molecules for training, and the same number for the test."""
+"""Number of molecules for training, and the same number for testing."""
 PENALTY = 1e-2
-"""Of ridge regression per molecule, for features of variance 1."""
+"""Penalty of ridge regression per training molecule, for features scaled to variance 1."""
 BATCH_ROWS = 128
 
 
@@ -40,17 +40,17 @@ class Molecules(NamedTuple):
     """Molecules of a pack, with their quantities."""
 
     number_R: np.ndarray
-    """Rows of the pack."""
+    """Row numbers in the pack."""
     is_test_R: np.ndarray
     quantity_RC: np.ndarray
 
     def rows(self, pack: Pack) -> list[np.ndarray]:
-        """Framed ids of each."""
+        """Token ids of each molecule, between [BOS] and [EOS]."""
         return [pack.gather([n])[0].numpy() for n in self.number_R]
 
 
 def held_out(pack: Pack, tokenizer: Tokenizer) -> Molecules:
-    """``NUM_EACH`` molecules (or all) each for training and test, without common scaffolds."""
+    """Choose up to ``NUM_EACH`` molecules each for training and test, with no scaffold in both."""
     from rdkit.Chem import Descriptors
 
     functions = [dict(Descriptors.descList)[name] for name in QUANTITIES]
@@ -78,9 +78,9 @@ def measure_molecules(
     known: Molecules,
     num_copies: int | None = None,
 ) -> dict[str, float]:
-    """``explained`` for all molecules, and ``pair_metrics`` for the test molecules.
+    """Metrics of ``explained`` on all molecules and of ``pair_metrics`` on the test molecules.
 
-    Repeated MLM, with ``num_copies`` of every symbol, has no ``pair_metrics``.
+    For Repeated MLM, which reads ``num_copies`` of every symbol, ``pair_metrics`` is left out.
     """
     rows = known.rows(pack)
     if num_copies is not None:
@@ -92,11 +92,11 @@ def measure_molecules(
 def explained(
     model: MaskedLM | ExLM, rows: list[np.ndarray], molecules: Molecules, num_copies: int = 1
 ) -> dict[str, float]:
-    """What a linear map reads from the model's states.
+    """How well ridge regression reads the quantities from the model's states.
 
     Returns:
-        ``read_qed`` and so on: explained share of the variance (R²) of a quantity on the test
-        molecules; ``read_structure``, their mean.
+        ``read_qed`` and so on, the share of a quantity's variance on the test molecules that is
+        explained (R²); and ``read_structure``, the mean of these shares.
     """
     from sklearn.linear_model import Ridge
     from sklearn.pipeline import make_pipeline
@@ -115,9 +115,9 @@ def explained(
 
 @torch.no_grad()
 def features(model: MaskedLM | ExLM, rows: list[np.ndarray], num_copies: int = 1) -> np.ndarray:
-    """The mean states of a molecule's symbols after each layer, end to end; (R, D), float64.
+    """Mean state of each molecule's symbols after every layer, concatenated; (R, D), float64.
 
-    The state of a symbol is that of its first clone or copy, as downstream.
+    The state of a symbol is that of its first clone or copy, as in fine-tuning.
     """
     device, special = next(model.parameters()).device, model.special_ids
     layers: list[Tensor] = []

@@ -1,6 +1,6 @@
-"""The paper's experiments at small scale, and ``saddle``, one of ours: tables of cells.
+"""The sweeps: the paper's experiments at small scale and ``saddle``, one of our own.
 
-Every cell takes minutes of one core. Nothing here was planned as the study is.
+Every cell takes minutes on one core. Unlike the study, the sweeps were not planned in advance.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from exlm_lab.experiments.metric_names import DOWNSTREAM, PROBE
 _INPUTS: dict[Input, dict[str, Any]] = {
     "toy": {
         "base": "sweep/toy",
-        # Chosen on two models of repeated-mlm (p = 15% and 62.2%, seed 1), because most stayed at
-        # chance without clipping and a long warm-up; many still do.
+        # Chosen on two models of repeated-mlm (p = 15% and 62.2%, seed 1): without clipping and a
+        # long warm-up, most models stayed at chance. Many still do.
         "downstream": Downstream(
             "toy-inference",
             TuneConfig(
@@ -44,22 +44,22 @@ _INPUTS: dict[Input, dict[str, Any]] = {
         ),
     },
     "english": {"base": "sweep/english", "seeds": (1, 2)},
-    # Half of the study's model and a third of its steps: some cells read eight copies.
+    # Half the study's layers, less width and a third of its steps: some cells read eight copies.
     "molecules": {
         "base": "sweep/smiles",
         "model.num_layers": 2, "model.width": 64, "model.ffn_width": 256,
         "model.max_positions": 1024, "train.steps": 1000, "train.warmup_steps": 100,
     },
-    # Four moods of three words each in two slots, and a state for each mood.
+    # Two slots, four moods with three words each, and one state per mood.
     "slots": {
         "base": "sweep/slots", "data.grammar": "quartets", "model.states_per_mask": 4,
     },
 }  # fmt: skip
-"""By input: recipe, task, and settings that differ from the recipe's."""
+"""Recipe, task, and settings that differ from the recipe's, for each input."""
 
 
 def grid(kind: Input, *axes: dict[str, dict[str, Any]]) -> tuple[Cell, ...]:
-    """Cells on an input, see ``cells.grid``."""
+    """Cells that train on this input; see ``cells.grid``."""
     return cells.grid({kind: _INPUTS[kind]}, *axes, input=kind)
 
 
@@ -72,9 +72,9 @@ REPEATED = {
     0.622: (1, 2, 4, 8),
     0.789: (1, 2, 4, 8),
 }
-"""Mask ratio p: numbers of copies k, the 14 cells of Figures 3, 4 and 5."""
+"""Numbers of copies k for each mask ratio p: the 14 cells of Figures 3, 4 and 5."""
 REPEATED_ON_TEXT = ((0.15, 1), (0.387, 1), (0.387, 2), (0.789, 1))
-"""Two pairs of cells: equal shares at different ratios, and two shares that are too high."""
+"""Two cells with equal lost shares at different mask ratios, and two whose share is too high."""
 _GRID = tuple((p, k) for p, copies in REPEATED.items() for k in copies)
 _PLACES: dict[Input, tuple[tuple[float, int], ...]] = {
     "toy": _GRID, "english": REPEATED_ON_TEXT, "molecules": _GRID,
@@ -107,7 +107,7 @@ _VANILLA = {"mlm": {**MLM, "paper": ("Table 2", "Vanilla MLM")}}
 
 
 def _paid(kind: Input) -> dict[str, dict[str, Any]]:
-    """MLM, and MLM at the cost of ExLM."""
+    """MLM, and MLM trained at the same cost as ExLM."""
     paper = ("Table 2", "Vanilla MLM++")
     return _VANILLA | {"mlm++": {**MLM, "paper": paper, "cost_of": ("cost", f"{kind}-k4")}}
 
@@ -120,7 +120,7 @@ _ON_TEXT = {
 _THREE_SEEDS = {"seeds": (1, 2, 3)}
 _ABLATIONS = (
     *grid("toy", _VARIANTS | _paid("toy")),
-    *grid("slots", _VARIANTS | _VANILLA),  # no number of steps takes an MLM below its floor
+    *grid("slots", _VARIANTS | _VANILLA),  # no mlm++: an MLM never gets below its floor
     *grid(
         "english", {n: {**v, **_THREE_SEEDS} for n, v in (_ON_TEXT | _paid("english")).items()}
     ),
@@ -130,7 +130,7 @@ _ABLATIONS = (
 
 
 def _of_table_4(p: float, ks: tuple[int, ...], **other: Any) -> dict[str, dict[str, Any]]:
-    """MLM and ExLM with k states at a mask ratio p."""
+    """Entries for MLM, and for ExLM with each number of states in ``ks``, at a mask ratio p."""
     models = {"mlm": ("Vanilla MLM", MLM)} | {f"k{k}": (f"ExLM k={k}", exlm(k)) for k in ks}
     return {
         f"p{p:g}-{name}": {
@@ -169,9 +169,10 @@ _STARTS = {
     "larger-init": {"model.init_std": 0.3},
     "batch-512": {"train.batch_size": 512},
 }
-"""The last two only on the smallest language: changes of settings that the paper has too."""
+"""Ways to leave the symmetric start. The last two, tried on the smallest language only, change
+settings that the paper has, too."""
 CURED_AT = 0.387
-"""Mask ratio of ``town`` in ``saddle``; at the recipe's 15% its masks share 0.02 bits of 3.8."""
+"""Mask ratio of ``town`` in ``saddle``; at the recipe's 15%, masks share only 0.02 of 3.8 bits."""
 _UNCURED = {"objective": "exlm", "model.states_per_mask": 4}
 _TINY = {"input": "toy", "base": "sweep/slots"}
 _TOWN = {**_UNCURED, "masking.mask_ratio": CURED_AT, "seeds": TEN_SEEDS}
@@ -186,7 +187,7 @@ _SADDLE = (
     *grid("english", {name: {**_UNCURED, **cure} for name, cure in _CURES.items()}),
 )
 
-# ---- the sweeps, and the claims of the paper that they are about ----
+# ---- the sweeps, and the claims of the paper that they test ----
 
 
 def _share_does_more(grid: Grid) -> float:
@@ -262,4 +263,4 @@ SWEEPS = (
         ),
     ),
 )  # fmt: skip
-"""In the order in which they are worth running."""
+"""All sweeps, in the order in which they are worth running."""

@@ -1,4 +1,4 @@
-"""The records of an experiment on the disk, and the way to add one."""
+"""The records of an experiment on disk, and how a missing one is made."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from exlm_mini.training.provenance import machine
 from exlm_mini.training.step import DivergedError
 
 VERSION = 1
-"""Of what a record holds; one of another version is refused."""
+"""Version of the format of records; a record of another version is refused."""
 DIGITS = 6
-"""Significant ones of a number in a record."""
+"""Significant digits of a number in a record."""
 
 
 class SweepLedger(NamedTuple):
@@ -33,12 +33,12 @@ class SweepLedger(NamedTuple):
     runner: Runner
 
     def place(self, cell: Cell, seed: int) -> Path:
-        """The folder that is locked while a run is made."""
+        """The folder to lock while a run is made, so that no other process makes it, too."""
         return self.runner.work / "queue" / self.sweep / f"{cell.name}-seed{seed}"
 
     def record(self, cell: Cell, seed: int) -> Record | None:
-        """The record of a run, none if it was not made; ``UserError`` if it is of other settings,
-        or damaged."""
+        """The record of a run, or None if there is none yet; ``UserError`` if it is damaged or was
+        made with other settings."""
         record = read(self.sweep, self.output).get((cell.name, seed))
         if record is None:
             return None
@@ -58,16 +58,16 @@ class SweepLedger(NamedTuple):
         return record
 
     def run(self, cell: Cell, seed: int) -> Record:
-        """The record of a run; it is made if it is not there.
+        """The record of a run, which is trained, measured and recorded first if there is none yet.
 
         Raises:
-            UserError: as ``record``.
+            UserError: as in ``record``.
             DivergedError: if a number is not finite.
-            StoppedError: if stopped; the next call goes on from there.
+            StoppedError: if the run was stopped; the next call resumes it.
         """
         if record := self.record(cell, seed):
             return record
-        with self.runner.alone(self.output):  # can be written: a long run is not made in vain
+        with self.runner.alone(self.output):  # fail here, not after a long run
             pass
         record = _short(self._made(cell, seed))
         with self.runner.alone(self.output):
@@ -75,10 +75,10 @@ class SweepLedger(NamedTuple):
         return record
 
     def equal_cost(self, cell: Cell) -> tuple[dict[str, Any], dict[str, float]]:
-        """Steps of a cell that is to cost what another does, and the ratio; else nothing.
+        """The steps of a cell at equal cost, and the cost ratio; both empty without ``cost_of``.
 
-        The ratio is that of a record of another sweep; it is measured if it is not there, by one
-        process for all.
+        The ratio is read from the record that ``cost_of`` names. If that record is missing, it is
+        made first, by one process for all.
         """
         if cell.cost_of is None:
             return {}, {}
@@ -118,9 +118,9 @@ class SweepLedger(NamedTuple):
     def _identity(self, cell: Cell, seed: int, record: Record) -> dict[str, Any]:
         """What the record of a cell must say.
 
-        Steps that were measured are taken from it, and so is the folder that it started from: its
-        name is of all settings of the first run, defaults of new ones too, and that run has a
-        record of its own.
+        Steps that follow from a measured ratio are taken from the record itself. So is the folder
+        of the run it started from, whose name is a hash of all that run's settings and changes
+        when a new setting with a default is added; that run has a record of its own.
         """
         train = record["config"].get("train", {})
         changed: dict[str, Any] = {}
@@ -136,13 +136,13 @@ class SweepLedger(NamedTuple):
             "config": plain(cell.config(seed, changed)),
             "watched": dict(cell.watched),
         }
-        if cell.downstream is not None:  # of a record that knows more, that is no part
+        if cell.downstream is not None:  # a record may have a task that the cell lacks
             identity["downstream"] = plain(cell.downstream)
         return identity
 
 
 def _short(record: dict[str, Any]) -> Record:
-    """A record whose measured numbers have few digits."""
+    """The record with its measured numbers rounded to ``DIGITS``; they must be finite."""
     for numbers in (record["metrics"], *record["curve"]):
         for name, value in numbers.items():
             if not math.isfinite(value):

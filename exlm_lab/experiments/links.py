@@ -1,8 +1,8 @@
-"""The study's experiments on links: where there is something to win on real data, who wins it.
+"""The study's experiments on links: which model gains where tokens of real data are dependent.
 
-``book/plan.md`` has the design. In each seed one MLM is trained, and every arm goes on from it for
-as long as costs the same: MLM itself, or ExLM, whose masks split into k states. ``parts`` of what
-wins are taken away one by one, and trained from the start too.
+``book/plan.md`` has the design. For each seed one MLM is trained, and every arm continues from it,
+for as many steps as cost the same: as an MLM, or as an ExLM, whose masks split into k states. Parts
+of that ExLM are replaced one by one (``PARTS``), and every variant is trained from the start, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from exlm_lab.experiments.cells import (
 
 SECOND_PLAN = "the plan of links"
 BRANCH_STEPS = 8_000
-"""Of an MLM; other arms get as many as cost the same."""
+"""Steps by which an MLM continues; other arms get as many as cost the same."""
 BRANCH: dict[str, Any] = {
     "train.steps": BRANCH_STEPS, "train.learning_rate": 1e-3, "train.warmup_steps": 100,
 }  # fmt: skip
@@ -39,10 +39,10 @@ PARTS: dict[str, dict[str, Any]] = {
     "uniform": {**EXLM, "model.transition": "uniform"},
     "gated": {**EXLM, "model.transition": "gated"},
 }
-"""Links within spans; fixed chains in their place; states without links; E as published."""
+"""ExLM with links within spans, with fixed chains, without links, and with E as published."""
 TASKS = ("bbbp", "bace", "clintox")
 RANDOM: dict[str, Any] = {"masking.strategy": "fixed_count", "masking.mask_ratio": 0.15}
-"""The paper's masks."""
+"""Masking as in the paper."""
 _SPANS = {"input": "molecules", "base": "sweep/spans", "seeds": FIVE_SEEDS}
 _SPANS_ENGLISH = {"input": "english", "base": "sweep/spans-english", "seeds": FIVE_SEEDS}
 
@@ -50,12 +50,12 @@ _SPANS_ENGLISH = {"input": "english", "base": "sweep/spans-english", "seeds": FI
 def _grown(
     name: str, arms: tuple[str, ...], masks: dict[str, Any], **common: Any
 ) -> tuple[Cell, ...]:
-    """An MLM, and the arms that go on from it at equal cost, MLM first.
+    """Cells of an MLM (the trunk), and of the arms that continue from it at equal cost, MLM first.
 
     Args:
-        name: of the experiment, to find what a step of each arm costs.
-        arms: of ``PARTS``.
-        masks: changed settings of masking.
+        name: name of the experiment, whose cells ``…-cost`` time a step of each arm.
+        arms: names in ``PARTS``.
+        masks: settings of masking that differ from the base.
         common: see ``grid``.
     """
     (trunk,) = grid({"trunk": {**masks, "with_prize": True}}, **common)
@@ -167,4 +167,4 @@ _BARE = Experiment(
     SECOND_PLAN,
 )  # fmt: skip
 LINKS = (_LINKS, _LINKS_ENGLISH, _LINKS_RANDOM, _LINKS_TASKS, _BARE)
-"""In the order in which the queue takes them."""
+"""The experiments on links, in the order in which the queue takes them."""

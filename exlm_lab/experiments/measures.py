@@ -1,16 +1,16 @@
 """Measurements of a trained model, under the names that records use.
 
-``measure(model, config, corpus)`` returns ``{name: number}``. Rows are from all over the
-held-out part, with masks from a seed of their own, so models with equal masking are measured on
+``measure(model, config, corpus)`` returns ``{name: number}``. The rows are spread over the
+held-out part and masked with a seed of their own, so models with equal masking are measured on
 the same rows and masks.
 
-A token is *lost* when all its copies are masked (Appendix E): in Repeated MLM those with a visible
-copy count nowhere, and the k predictions of a lost token are averaged. Without repetition every
-masked token is lost.
+A token is *lost* when all its copies are masked (Appendix E). Only predictions of lost tokens
+count: in Repeated MLM, masked copies of other tokens are left out, and the k predictions of a lost
+token are averaged. Without repetition every masked token is lost.
 
-For toy languages the measures do not depend on the actual words behind the masks. For words
-predicted by themselves, losses and hits are expectations under the true distribution; for all
-words of a row together, several fillings are drawn from it, and the model's bits are compared
+For toy languages the measures do not depend on the actual words behind the masks. For each word
+by itself, loss and accuracy are expectations under the true distribution; for all words of a row
+together, several fillings are drawn from that distribution, and the model's bits are compared
 with the true bits of the same fillings.
 
 Shapes: B rows, N tokens of a row, M targets, L states, k copies or states, S masked positions,
@@ -55,12 +55,12 @@ MOST_ROWS, MOST_TOKENS = 1024, 2**15
 """Most held-out rows to measure on, and most tokens in them."""
 PRIZE_ROWS, FILLED_ROWS = 512, 1024
 FREQUENCY_ROWS = 4096
-"""Training rows for counting words."""
+"""Training rows from which token frequencies are counted."""
 NUM_FILLINGS = 8
 MOST_NUMBERS = 2**24
-"""Most states x vocabulary of a batch; memory is a few times as much."""
+"""Largest states x vocabulary of a batch; memory use is a few times as much."""
 LEAST_VISIBLE = 1e-3
-"""Least information (bits) of the visible words on a lost one for ``missed_share`` to exist."""
+"""``missed_share`` is measured only if the visible words tell more bits than this of a lost one."""
 
 
 def measure(
@@ -71,34 +71,35 @@ def measure(
     seed: int = 0,
     with_probe: bool = True,
 ) -> dict[str, float]:
-    """What there is to measure of a model and its data, by name.
+    """Measure a model on held-out rows: metrics by name.
 
-    "Alone" is each lost token predicted by itself; all are means, in bits unless another unit is
-    named. ``lost_share`` of the tokens, ``lost_per_row`` tokens; alone ``entropy_bits``
-    (Appendices E, Q.1), ``cross_entropy_bits`` of the true word and ``accuracy``;
-    ``frequency_bits``, -log2 of the true word's frequency in training rows; ``bits_per_row``,
-    -log2 P(all lost tokens of a row | context), for ExLM the sum over paths, and
-    ``bits_per_mask``. Won by links: ``linked_bits``, what single predictions of a row cost less
-    ``bits_per_row``, below 0 where probability is lost to fillings of another length, and
-    ``dependence_bits``, where only fillings of the right length are compared.
+    All are means, in bits unless another unit is named. "Alone" means that each lost token is
+    predicted by itself. ``lost_share``, the share of tokens that are lost, and ``lost_per_row``,
+    their number per row; alone, ``entropy_bits`` (Appendices E, Q.1), ``cross_entropy_bits`` of the
+    true word and ``accuracy``; ``frequency_bits``, -log2 of its frequency in training rows;
+    ``bits_per_row``, -log2 P(all lost tokens of a row | context), for ExLM a sum over paths, and
+    ``bits_per_mask``. What links save: ``linked_bits``, a row's cross-entropy alone minus
+    ``bits_per_row``, below 0 if probability is lost to fillings of another length; and, for ExLM
+    with edges, ``dependence_bits``, where only fillings of the right length are compared.
 
-    ExLM: ``clones_used``, 2 to the entropy of the clone index of visited states, 1 to k;
-    ``specialisation_bits``, Jensen-Shannon divergence of two clones' words, 0 to 1.
+    ExLM: ``clones_used``, 2 to the power of the entropy of the clone index of visited states, from
+    1 to k; ``specialisation_bits``, Jensen-Shannon divergence of two clones' words, from 0 to 1.
 
-    Toy languages: alone ``optimum_entropy_bits`` of the true distribution and ``excess_bits``,
-    KL(true || model); ``missed_share`` of the information of the visible words, 1 for a model that
-    predicts from places alone; of a row ``floor_bits_per_row``, the sum of the marginal entropies,
-    ``joint_bits_per_row``, the joint entropy, ``total_correlation_bits``, their difference, and
-    ``captured_bits``, below the floor; ``probe_accuracy``, see ``probes``.
+    Toy languages: alone, ``optimum_entropy_bits``, the entropy of the true distribution, and
+    ``excess_bits``, KL(true || model); ``missed_share``, the share of the visible words'
+    information that the model does not use, 1 if it knows only the places; per row,
+    ``floor_bits_per_row``, the sum of the marginal entropies, ``joint_bits_per_row``, the joint
+    entropy, ``total_correlation_bits``, their difference, and ``captured_bits``, how far
+    ``bits_per_row`` is below the floor; ``probe_accuracy``, see ``probes``.
 
     Args:
-        model: of any single objective; its mode is restored.
-        config: of its run: objective, masking and data.
-        corpus: of ``prepare_corpus`` for ``config.data``.
+        model: trained with any objective; its mode (training or evaluation) is restored.
+        config: settings of its run; objective, masking and data are used.
+        corpus: what ``prepare_corpus`` made for ``config.data``.
         num_rows: held-out rows, or all if there are fewer; None: 1,024, or fewer if they are long.
             At least one of their tokens must be lost.
-        seed: of masks and fillings.
-        with_probe: take ``probe_accuracy`` too, which needs scikit-learn and a second or two.
+        seed: for masks, fillings and the probe.
+        with_probe: also measure ``probe_accuracy``; takes scikit-learn and a second or two.
     """
     if num_rows is None:
         longest = int(corpus.validation.lengths_R.max())
@@ -115,12 +116,11 @@ def measure(
 def measure_together(
     model: MaskedLM | ExLM, config: RunConfig, corpus: Corpus, tokenizer: Tokenizer
 ) -> dict[str, float]:
-    """What the hidden tokens of a row know of each other, and how they are filled together.
+    """Measure what hidden tokens of a row tell about each other, and how well they are filled in.
 
     Returns:
-        the numbers of ``reading.prize``, on ``PRIZE_ROWS`` held-out rows with masks of a seed of
-        their own; for molecules also the shares of ``reading.filling``, on the rows of
-        ``measure``.
+        the numbers of ``reading.prize``, on ``PRIZE_ROWS`` held-out rows with masks from a seed of
+        their own; for molecules also the shares of ``reading.filling``, on ``FILLED_ROWS`` rows.
     """
     pack = corpus.validation
     masker = replace(make_masker(config, pack.special_ids, pack.tokenizer), seed=0)
@@ -145,7 +145,7 @@ def measure_together(
 
 
 class _Language(NamedTuple):
-    """The toy language with the token ids of a run."""
+    """A toy language, and the token ids that a run uses for its words."""
 
     grammar: Grammar
     token_ids_W: np.ndarray
@@ -153,7 +153,7 @@ class _Language(NamedTuple):
 
     @classmethod
     def of(cls, config: RunConfig, corpus: Corpus) -> _Language | None:
-        """None for other data."""
+        """The language that a run is trained on; None for other data."""
         if corpus.kind != "toy":
             return None
         language = grammar(config.data.grammar)
@@ -161,7 +161,7 @@ class _Language(NamedTuple):
         return cls(language, np.array(tokens).reshape(-1))
 
     def contexts(self, token_ids_BN: Tensor, is_lost_BN: Tensor) -> Contexts:
-        """The sentences of rows framed by [BOS] and [EOS]."""
+        """Exact distributions for the sentences in rows, without the framing [BOS] and [EOS]."""
         words_V = np.zeros(self.token_ids_W.max() + 1, dtype=np.int64)
         words_V[self.token_ids_W] = np.arange(len(self.token_ids_W))
         word_ids_SN = words_V[token_ids_BN[:, 1:-1].cpu().numpy()]
@@ -176,8 +176,8 @@ class _Language(NamedTuple):
 
 
 _Values = dict[str, Tensor]
-"""Numbers by name, one per lost token (or mask, or row) of a batch; where a metric is their mean,
-its name is theirs."""
+"""Numbers by name, one per lost token, mask or row. A metric that is the plain mean of such numbers
+has their name."""
 
 
 @torch.no_grad()
@@ -189,7 +189,7 @@ def _read(
     num_rows: int,
     seed: int,
 ) -> _Values:
-    """Everything of all rows, float64 on the CPU."""
+    """The values of all rows, float64 on the CPU."""
     pack, device = corpus.validation, next(model.parameters()).device
     masker = replace(make_masker(config, pack.special_ids, pack.tokenizer), seed=seed)
     size = _rows_of_a_batch(config, pack)
@@ -210,7 +210,7 @@ def _read(
 
 
 def _frequency_bits(pack: Pack) -> Tensor:
-    """-log2 P(token) by the frequencies in some rows of a pack, plus one; (V,)."""
+    """-log2 P(token) from token counts, plus one each, in some rows of a pack; (V,)."""
     special = pack.special_ids
     token_ids_BN = pack.gather(pack.spread(FREQUENCY_ROWS))
     count_V = token_ids_BN.flatten().bincount(minlength=pack.vocab_size)
@@ -233,7 +233,7 @@ def _read_batch(
     frequency_bits_V: Tensor,
     seed: tuple[int, int],
 ) -> _Values:
-    """Everything of one batch."""
+    """The values of one batch."""
     is_lost_BN = fully_masked(batch.is_masked_BN, num_copies)
     token_ids_BN = batch.token_ids_BN[:, ::num_copies]
     target_ids_R, row_R = token_ids_BN[is_lost_BN], is_lost_BN.nonzero()[:, 0]
@@ -274,7 +274,7 @@ def _read_batch(
 
 
 def _predictions(log_p_RkV: Tensor, target_ids_R: Tensor, truth_RV: Tensor | None) -> _Values:
-    """Each lost token by itself; given its true distribution, expectations under it."""
+    """Values of each lost token by itself; expectations, if its true distribution is given."""
     values = {}
     if truth_RV is None:
         truth_RV = F.one_hot(target_ids_R, log_p_RkV.shape[2]).double()
@@ -293,10 +293,10 @@ def _predictions(log_p_RkV: Tensor, target_ids_R: Tensor, truth_RV: Tensor | Non
 def _expected_bits(
     scores: StateScores, contexts: Contexts, token_ids_W: np.ndarray, seed: tuple[int, int]
 ) -> Tensor:
-    """-log2 P(masked words) of each row, on average over the true fillings of its masks; (B,).
+    """-log2 P(masked words) of each row, expected over the true distribution of fillings; (B,).
 
-    The true bits of the fillings and their mean are known, so only the difference between model
-    and truth is random.
+    The true bits of each filling and their mean are known, so only the difference between model
+    and truth is estimated from draws.
     """
     joint_bits_B = torch.from_numpy(contexts.joint_bits_S)
     excess_B = torch.zeros_like(joint_bits_B)
@@ -319,7 +319,7 @@ _MEANS = (
 
 
 def _summary(values: _Values) -> dict[str, float]:
-    """The metrics of the rows."""
+    """The metrics, computed from the values of all rows."""
     out = {name: values[name].mean().item() for name in _MEANS if name in values}
     out["lost_share"] = (values["lost_per_row"].sum() / values["tokens"].sum()).item()
     out["bits_per_mask"] = out["bits_per_row"] / out["lost_per_row"]
@@ -331,7 +331,7 @@ def _summary(values: _Values) -> dict[str, float]:
         out["clones_used"] = 2 ** entropy_bits((use_k / use_k.sum()).log()).item()
     if "place" in values:
         out["excess_bits"] = out["cross_entropy_bits"] - out["optimum_entropy_bits"]
-        # The most that a model of dependencies can win over single predictions.
+        # The most bits that a model of dependencies can save over single predictions.
         shared = out["floor_bits_per_row"] - out["joint_bits_per_row"]
         out["total_correlation_bits"] = shared
         visible_bits = values["place"].mean().item() - out["optimum_entropy_bits"]

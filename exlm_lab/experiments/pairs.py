@@ -1,9 +1,9 @@
 """Pairs of dependent symbols of a molecule, hidden together: does the model link them?
 
 Symbols that only occur together, such as both digits of a ring, cannot be predicted
-independently: each may be likely, and the combination impossible. As a control, two symbols of
-the same kinds from different groups of the molecule are hidden. With two masks the probability of
-every filling is computed exactly in one pass.
+independently: each may be likely on its own while the combination is impossible. As a control, two
+symbols of the same kinds are hidden that belong to different groups of the molecule. With two masks
+the probability of every filling is computed exactly in one pass.
 
 Shapes: B rows, N tokens of a row, k states, L states of a row, V vocabulary.
 """
@@ -22,18 +22,18 @@ from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import nats_to_bits
 
 KINDS = ("rings", "brackets", "aromatics")
-"""Both digits of a ring, both ends of a branch, two aromatic atoms of a ring."""
+"""Kinds of pairs: both digits of a ring, both ends of a branch, two aromatic atoms of a ring."""
 ARRANGEMENTS = ("together", "apart")
-"""Two symbols of one group; the first of these, and the counterpart of the other elsewhere."""
+"""Two symbols of one group, or the first of these and the second's counterpart in another group."""
 NUM_MOLECULES = 1000
-"""Of each kind."""
+"""Most molecules to measure for each kind."""
 NUM_DRAWS = 4
 """Fillings drawn for each molecule."""
 BATCH_ROWS = 64
 
 
 def groups_of(symbols: list[str]) -> dict[str, list[tuple[int, ...]]]:
-    """Places of symbols that belong together in a SMILES, by kind."""
+    """Groups of symbols that belong together in a SMILES, by kind; each group as its places."""
     groups: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in KINDS}
     open_rings: dict[str, int] = {}
     open_branches, atoms = [], []
@@ -50,7 +50,7 @@ def groups_of(symbols: list[str]) -> dict[str, list[tuple[int, ...]]]:
         elif symbol[0] in "[*" or symbol[0].isalpha():
             atoms.append(place)
     molecule = read_molecule("".join(symbols))
-    # RDKit drops hydrogens that are written out, and then counts otherwise.
+    # RDKit drops explicit hydrogens; its atom numbers are then not those of the symbols.
     has_all = len(atoms) == molecule.GetNumAtoms()
     for ring in molecule.GetRingInfo().AtomRings() if has_all else ():
         if all(molecule.GetAtomWithIdx(atom).GetIsAromatic() for atom in ring):
@@ -59,7 +59,7 @@ def groups_of(symbols: list[str]) -> dict[str, list[tuple[int, ...]]]:
 
 
 def choose(groups: list[tuple[int, ...]], seed: int) -> tuple[tuple[int, int], ...] | None:
-    """A pair of each arrangement; None for a molecule without two disjoint groups."""
+    """Places of a pair for each arrangement; None for a molecule without two disjoint groups."""
     disjoint = [(a, b) for a in groups for b in groups if not set(a) & set(b)]
     if not disjoint:
         return None
@@ -77,11 +77,12 @@ def joint_table(model: MaskedLM | ExLM, token_ids_BN: Tensor, place_B2: Tensor) 
     Args:
         model: in evaluation mode; ExLM's states must be linked (not ``ctc``).
         token_ids_BN: int64, framed and padded.
-        place_B2: int64, the two places to hide in each row, rising.
+        place_B2: int64, the two places to hide in each row, in increasing order.
 
     Returns:
-        For MLM the product of two predictions; for ExLM the sum over paths, whose total may be
-        below 1, because paths may take more or fewer steps (see ``decoding``).
+        For MLM the product of the two predictions. For ExLM the sum over paths with one state per
+        mask; a table may sum to less than 1, because other paths take more or fewer steps (see
+        ``decoding``).
     """
     is_masked_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool).scatter(1, place_B2, True)
     masked_ids_BN = token_ids_BN.masked_fill(is_masked_BN, model.special_ids.mask)
@@ -101,14 +102,14 @@ def joint_table(model: MaskedLM | ExLM, token_ids_BN: Tensor, place_B2: Tensor) 
 def pair_metrics(
     model: MaskedLM | ExLM, tokenizer: Tokenizer, rows: list[np.ndarray]
 ) -> dict[str, float]:
-    """Bits, and the share of fillings RDKit accepts, of each kind and arrangement.
+    """Bits of hidden pairs, and the share of fillings RDKit accepts, by kind and arrangement.
 
     Returns:
-        ``rings_together_bits``: -log2 P(both true symbols | context), mean over molecules, and
-        ``rings_gap_bits``: less those of the control; ``rings_together_linked``: bits the joint
-        wins over the product of its own marginals; ``rings_together_valid``: share of
-        ``NUM_DRAWS`` fillings drawn from the joint that make a molecule; and so on. A kind that
-        no molecule has is left out.
+        ``rings_together_bits``: -log2 P(both true symbols | context), mean over molecules;
+        ``rings_gap_bits``: the same minus that of the control, ``rings_apart_bits``;
+        ``rings_together_linked``: bits the joint saves over the product of its own marginals;
+        ``rings_together_valid``: share of ``NUM_DRAWS`` fillings drawn from the joint that make a
+        molecule; and likewise for the other kinds. A kind that no molecule has is left out.
     """
     symbols: list[list[str]] = []
     pairs: dict[str, dict[int, tuple]] = {kind: {} for kind in KINDS}
@@ -143,13 +144,13 @@ def _read(
     symbols: list[list[str]],
     places: dict[int, tuple[int, int]],
 ) -> dict[str, float]:
-    """bits, linked and valid of the pairs at these places of rows."""
+    """``bits``, ``linked`` and ``valid`` for one pair in each of some rows, given by its places."""
     read, num_valid, numbers = [], 0, np.array(list(places))
     device, pad = next(model.parameters()).device, model.special_ids.pad
     for batch in evaluation_batches(np.array([len(rows[n]) for n in numbers]), BATCH_ROWS):
         chosen = numbers[batch]
         token_ids_BN = padded([rows[n] for n in chosen], pad)
-        place_B2 = torch.tensor([places[n] for n in chosen]) + 1  # behind [BOS]
+        place_B2 = torch.tensor([places[n] for n in chosen]) + 1  # after [BOS]
         joint_BVV = joint_table(model, token_ids_BN.to(device), place_B2.to(device)).cpu()
         read.append(torch.stack(bits_of(joint_BVV, token_ids_BN.gather(1, place_B2))))
         for n, drawn_D2 in zip(chosen, draw(joint_BVV, chosen), strict=True):
@@ -162,10 +163,10 @@ def _read(
 
 
 def bits_of(joint_BVV: Tensor, token_ids_B2: Tensor) -> tuple[Tensor, Tensor]:
-    """-log2 of the joint at the true tokens, and by how much its own marginals are longer; (B,).
+    """Bits of the true tokens under the joint, and how many more under its own marginals; (B,).
 
-    The second is of the joint scaled to sum to one: 0 in the mean over what a model draws if its
-    predictions do not depend on each other, and never below.
+    For the second, the joint is scaled to sum to one. Its mean over fillings drawn from the joint
+    is never below 0, and is 0 if the two predictions do not depend on each other.
     """
     row_B = torch.arange(len(joint_BVV))
     first_B, second_B = token_ids_B2.unbind(dim=1)
@@ -176,9 +177,9 @@ def bits_of(joint_BVV: Tensor, token_ids_B2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw(joint_BVV: Tensor, number_B: np.ndarray) -> Tensor:
-    """Fillings drawn from the joint of each row, which need not sum to one; (B, NUM_DRAWS, 2).
+    """Draw fillings from the joint of each row, which need not sum to one; (B, NUM_DRAWS, 2).
 
-    What is drawn depends on the numbers of the rows alone.
+    The random numbers depend only on the row numbers, not on the batch.
     """
     noise_BD = torch.from_numpy(
         counter_uniform(number_B[:, None], np.arange(NUM_DRAWS)[None, :])

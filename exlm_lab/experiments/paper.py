@@ -1,6 +1,6 @@
-"""What the paper prints, in the form our cells have: by (p, k), or by the row of a table.
+"""Numbers printed in the paper, arranged like our cells: by (p, k), or by the row of a table.
 
-The numbers stand in ``recipes/finetune/paper.json``; nothing here was measured.
+They are stored in ``recipes/finetune/paper.json``; none was measured by us.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from functools import cache
 from exlm_lab.downstream.grid import PAPER
 
 TASKS = ("mnli", "qnli", "qqp", "rte")
-"""Of Tables 2, 4 and 13 and Figure 8; their mean is the tables' last column."""
+"""Tasks of Tables 2, 4 and 13 and Figure 8; the tables' last column is the mean over them."""
 ENTROPY = "entropy, bits"
 
 
 @cache
 def printed(table: str) -> dict[str, dict[str, float]]:
-    """Rows of a table or figure; percent, but for Figure 5 (bits) and Table 12 (hours)."""
+    """Rows of a table or figure, in percent except for Figure 5 (bits) and Table 12 (hours)."""
     return json.loads(PAPER.read_text(encoding="utf-8"))[table]
 
 
 def printed_average(table: str, row: str) -> float | None:
-    """Accuracy of a row over the four tasks, in percent; none where the paper lacks a task.
+    """Mean accuracy of a row over the four tasks, in percent; None where the paper lacks a task.
 
-    As printed, which is not always the rounded mean of the printed numbers; Figure 8 prints no
-    mean, so it is taken here.
+    This is the printed mean, which is not always the rounded mean of the printed numbers. Figure 8
+    prints no mean, so it is computed here.
     """
     numbers = printed(table).get(row, {})
     if "average" in numbers:
@@ -47,7 +47,7 @@ def printed_grid(figure: str, column: str) -> dict[tuple[float, int], float]:
 
 
 def printed_number(table: str, row: str, metric: str) -> float | None:
-    """What the paper prints of a row under our name of a metric: percent, bits or a ratio."""
+    """The paper's number in a row for a metric of ours, in percent, bits or as a ratio, if any."""
     match metric, table:
         case "downstream", "Figure 3":
             return printed(table)[row]["mnli"]

@@ -1,9 +1,9 @@
 """Linear probes of a model's states, trained on a few labelled sentences.
 
-Fine-tuning changes the whole model, and whether a tiny one learns a task at all is partly chance. A
-probe leaves the model unchanged: each unmasked sentence of the toy language becomes the mean of its
-words' last hidden states, and logistic regression learns the latents from ``NUM_LABELLED`` of them.
-Better representations need fewer labels.
+Fine-tuning changes the whole model, and whether a tiny model learns a task at all is partly chance.
+A probe leaves the model unchanged: each unmasked sentence of the toy language is represented by the
+mean of its words' last hidden states, and logistic regression learns to predict the latents from
+``NUM_LABELLED`` sentences. Better representations need fewer labels.
 
 Shapes: S sentences, D width, C latents, Z joint values of the latents, W words of the language.
 """
@@ -24,7 +24,8 @@ NUM_DRAWS = 10
 """Draws of the labelled sentences; the result is the mean over them."""
 ROWS_TOGETHER = 100
 WEIGHT_PENALTY = 10.0
-"""Factor of half the squared weights, relative to one sentence's loss; 60 labels overfit easily."""
+"""Factor of half the squared weights, added to the sum of the sentences' losses; 60 labels overfit
+easily."""
 
 
 def probe_accuracy(
@@ -39,12 +40,12 @@ def probe_accuracy(
     Args:
         model: in evaluation mode.
         num_copies: k of Repeated MLM; 1 for other models.
-        language: that has the latents.
-        token_ids_W: token of each word.
-        seed: of sentences and labelled ones.
+        language: the grammar whose latents are predicted.
+        token_ids_W: token id of each word of the language.
+        seed: for drawing sentences, and choosing which of them are labelled.
 
     Returns:
-        Between chance and 1. The right answer is the likeliest value given the sentence.
+        Accuracy between chance and 1. The right answer is the likeliest value given the sentence.
     """
     word_ids_SN = language.sample(NUM_TO_LABEL + NUM_TEST, (seed, NUM_TEST))
     state_SD = sentence_states(model, num_copies, token_ids_W[word_ids_SN])
@@ -55,7 +56,7 @@ def probe_accuracy(
 def sentence_states(
     model: MaskedLM | ExLM, num_copies: int, token_ids_SN: np.ndarray
 ) -> np.ndarray:
-    """The mean of the last hidden states of each sentence's words, nothing masked; (S, D)."""
+    """The mean of the last hidden states of each sentence's words, with nothing masked; (S, D)."""
     device, special = next(model.parameters()).device, model.special_ids
     states = []
     for ids_BN in torch.from_numpy(token_ids_SN).split(ROWS_TOGETHER):
@@ -67,7 +68,7 @@ def sentence_states(
 
 
 def likeliest_latents(language: Grammar, word_ids_SN: np.ndarray) -> np.ndarray:
-    """The likeliest value of each latent given a whole sentence; (S, C), by number."""
+    """Index of the likeliest value of each latent given the whole sentence; (S, C)."""
     is_masked_SN = np.zeros(word_ids_SN.shape, dtype=bool)
     latent_SZ = Contexts(language, word_ids_SN, is_masked_SN).latent_SZ
     joint = latent_SZ.reshape(len(word_ids_SN), *language.prior.shape)
@@ -79,7 +80,7 @@ def likeliest_latents(language: Grammar, word_ids_SN: np.ndarray) -> np.ndarray:
 
 
 def readable(state_SD: np.ndarray, latent_SC: np.ndarray, seed: int = 0) -> float:
-    """Accuracy of the probes on the last ``NUM_TEST`` sentences; the others are for training."""
+    """Accuracy on the last ``NUM_TEST`` sentences of probes trained on some of the others."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 

@@ -1,4 +1,4 @@
-"""The records of finished runs: one table for each experiment.
+"""The records of finished runs: one file, and one table, for each experiment.
 
 ``DIRECTORY/NAME.jsonl`` has a line for each run, sorted by cell and seed.
 """
@@ -25,7 +25,7 @@ AGAIN = "delete it, and the sweep runs this cell again"
 LEFT_BY = 0.1
 """Bits per row below MLM's floor at which a run counts as having left it."""
 LEFT_SHARE = 0.1
-"""The same as a share of the total correlation; the smaller of the two counts."""
+"""The same threshold as a share of the total correlation; the smaller of the two counts."""
 
 
 class _Config(Shape):
@@ -37,7 +37,7 @@ class _Task(Shape):
 
 
 class _Record(Shape):
-    """What readers of a record rely on."""
+    """The fields of a record that its readers rely on."""
 
     sweep: str
     cell: str
@@ -61,7 +61,7 @@ Key = tuple[str, int]
 
 
 def read(name: str, directory: Path) -> Mapping[Key, Record]:
-    """All records of an experiment by cell and seed; none before its first."""
+    """All records of an experiment by cell and seed; empty before its first run."""
     path = directory / f"{name}.jsonl"
     if not path.exists():
         return {}
@@ -69,7 +69,7 @@ def read(name: str, directory: Path) -> Mapping[Key, Record]:
 
 
 def add(record: Record, directory: Path) -> None:
-    """Write the record of a run to the others of its experiment; ``directory`` is locked."""
+    """Add the record of a run to its experiment's file; the caller has locked ``directory``."""
     records = {**read(record["sweep"], directory), key_of(record): record}
     order = sorted(records, key=lambda key: (f"{key[0]}-seed", key[1]))
     lines = (json.dumps(records[key]) + "\n" for key in order)
@@ -105,7 +105,7 @@ def _parsed(data: bytes, where: object) -> Record:
     """The record in a line."""
     with reading(where, AGAIN):
         record = json.loads(data)
-        json.dumps(record, ensure_ascii=False).encode()  # no half of a character
+        json.dumps(record, ensure_ascii=False).encode()  # fails on a lone surrogate
     parsed(_Record, record, where, AGAIN)
     try:
         _check_settings(json.dumps({**record["config"], "seed": 1}))
@@ -123,13 +123,13 @@ def _check_settings(config: str) -> None:
 
 
 def runs(name: str, directory: Path) -> pd.DataFrame:
-    """The runs of an experiment.
+    """The runs of an experiment as a table.
 
     Returns:
-        A row for each, indexed by ``cell`` and ``seed``, in their order. Columns:
+        A row for each run, indexed by ``cell`` and ``seed``, in the order of the file. Columns:
         every setting by its dotted name; every metric; ``downstream``, the score on the test rows
-        in percent, and what else is known of the task as ``downstream.NAME``; ``validation_…`` of
-        the last validation; ``input``, ``objective``, ``curve``, ``watched``, ``device``,
+        in percent, and other facts about the task as ``downstream.NAME``; ``validation_…`` metrics
+        of the last validation; ``input``, ``objective``, ``curve``, ``watched``, ``device``,
         ``commit`` and ``seconds``. What was not measured, or is not finite, is nan.
         ``table[metric][cell]`` is a series by seed.
     """
@@ -164,18 +164,18 @@ def _row(record: Record) -> dict[str, Any]:
 
 
 def measured(table: pd.DataFrame, metric: str) -> pd.Series:
-    """The runs that have a metric, by cell and seed; none where nobody measured it."""
+    """A metric by cell and seed, without runs that lack it; empty if none has it."""
     return table.get(metric, pd.Series(math.nan, table.index)).dropna().astype(float)
 
 
 def by_seed(table: pd.DataFrame, cell: str, metric: str) -> pd.Series:
-    """A metric of the seeds of a cell that have it; empty where none has."""
+    """A metric of one cell by seed, without seeds that lack it; empty if none has it."""
     values = measured(table, metric)
     return values[values.index.isin([cell], level="cell")].droplevel("cell").sort_index()
 
 
 def by_cell(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The seeds of each cell, cells in the order of the table."""
+    """The runs of each cell by seed, with cells in the order of the table."""
     return {
         str(cell): rows.droplevel("cell").sort_index()
         for cell, rows in table.groupby(level="cell", sort=False)
@@ -183,7 +183,7 @@ def by_cell(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def grid(table: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A metric of Repeated MLM: rows are seeds, columns mask ratio and copies (p, k)."""
+    """A metric of Repeated MLM, a row per seed and a column per (p, k), mask ratio and copies."""
     values = table.loc[measured(table, metric).index].reset_index()
     if values.empty:
         return pd.DataFrame()
@@ -193,7 +193,7 @@ def grid(table: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def shown(values: pd.Series, digits: int = 2, sign: str = "") -> str:
-    """``1.23 ± 0.04``: mean and standard deviation; the mean alone of one value."""
+    """Format as ``1.23 ± 0.04``, mean and standard deviation; for one value, the mean alone."""
     values = values.dropna()
     if values.empty:
         return EMPTY
@@ -205,11 +205,11 @@ def shown(values: pd.Series, digits: int = 2, sign: str = "") -> str:
 
 
 def leaving(run: pd.Series) -> float | None:
-    """The first validation after which a run stays below MLM's floor; infinite if it ended there.
+    """Step of the validation from which a run stays below MLM's floor; infinite if it never does.
 
     While all states of a mask are alike, ExLM predicts each mask by itself, and its loss is the
-    sum of the marginal entropies, which is known exactly for the toy language. None where it is
-    not known, or nothing was validated.
+    sum of the marginal entropies, which is known exactly for the toy language. None if that
+    floor is not known, or if nothing was validated.
     """
     floor, joint = (run.get(f"{name}_bits_per_row", math.nan) for name in ("floor", "joint"))
     name = "validation_bits_per_row"

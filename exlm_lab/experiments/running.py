@@ -1,4 +1,4 @@
-"""One cell with one seed, from its settings to its numbers: train, measure, fine-tune.
+"""Run one cell with one seed, from its settings to its numbers: train, measure, fine-tune.
 
 The work directory holds a folder for each corpus, shared by all cells that read it::
 
@@ -41,10 +41,10 @@ from exlm_mini.training.run_directory import locked_directory
 from exlm_mini.training.trainer import Trainer
 
 CORPUS_SEED = 1
-"""Of the split and of the toy sentences, the same for all cells and seeds."""
+"""Seed of the split and of the toy sentences, the same for all cells and seeds."""
 CURVE = ("validation_bits_per_mask", "validation_bits_per_row", "validation_mask_accuracy")
 TESTED = ("bits_per_mask", "bits_per_row", "floor_bits_per_row", "joint_bits_per_row")
-"""Metrics that are also taken with other masks."""
+"""Metrics that are also measured with the other masks of a cell (``Cell.tested_with``)."""
 NOTHING: Watched = MappingProxyType({})
 SECONDS_BETWEEN_LOOKS = 1.0
 """Time between checks of a folder that another process is writing to."""
@@ -55,7 +55,7 @@ class Runner:
     """Trains and measures in one work directory."""
 
     work: Path
-    """See above; made if missing."""
+    """The work directory, as described above; created if missing."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     data: Path | None = None
@@ -68,7 +68,7 @@ class Runner:
     _molecules: dict[Path, Molecules] = field(default_factory=dict)
 
     def corpus(self, config: RunConfig) -> Corpus:
-        """The corpus of a run, prepared at its first use."""
+        """The corpus of a run, prepared on first use."""
         if reason := self.lacks(config):
             raise UserError(reason)
         folder = self._corpus_folder(config)
@@ -80,7 +80,7 @@ class Runner:
         return self._corpora[folder]
 
     def lacks(self, config: RunConfig) -> str:
-        """Where a run reads a prepared corpus that does not exist, what to do; else nothing."""
+        """What to do about the prepared corpus that a run reads, if it is missing; else empty."""
         pack = config.data.pack
         if pack is None or Path(pack).exists():
             return ""
@@ -95,14 +95,14 @@ class Runner:
         watched: Watched = NOTHING,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """Train a model, or find it trained; ``name`` is what lines about its progress call it.
+        """Train a model unless it is trained already; progress lines show it as ``name``.
 
         Returns:
-            ``curve``, ``steps`` and ``seconds`` of the record; seconds are of all starts,
-            validation included.
+            ``curve``, ``steps`` and ``seconds`` for the record; the seconds add up all starts of
+            the run, validation included.
 
         Raises:
-            StoppedError: if it was stopped before the last step.
+            StoppedError: if training was stopped before the last step.
         """
         config = self._here(config)
         corpus, folder = self.corpus(config), self.folder(config, watched)
@@ -142,7 +142,7 @@ class Runner:
         }
 
     def _trainer(self, config: RunConfig, corpus: Corpus, folder: Path) -> Trainer:
-        """Of a run that may go on from that of another cell, in a folder of this directory."""
+        """The trainer of a run, which may continue from another run in the work directory."""
         trainer = Trainer(config, corpus.train, corpus.validation, folder, self.report)
         if config.train.start_from is not None and trainer.step == 0:
             before = open_checkpoint(self.work / config.train.start_from, self.report)
@@ -150,7 +150,7 @@ class Runner:
         return trainer
 
     def run(self, cell: Cell, config: RunConfig) -> dict[str, Any]:
-        """Train a cell, measure it and fine-tune it: what its record says of the run."""
+        """Train, measure and fine-tune a cell; returns what its record says about the run."""
         trained = self.train(config, cell.watched, cell.name)
         start = time.monotonic()
         metrics = self.measure(config, cell)
@@ -170,8 +170,8 @@ class Runner:
     def measure(
         self, config: RunConfig, cell: Cell, masks: Mapping[str, Any] | None = None
     ) -> dict[str, float]:
-        """The results of ``measures.measure`` for the trained model of a cell, and those that its
-        kind of data has besides; with other masks, dotted settings, if given."""
+        """Metrics of a cell's trained model: those of ``measures.measure``, and further ones for
+        cells ``with_prize`` and for molecules. ``masks``: dotted settings to replace its own."""
         pretrained = load(self.folder(config, cell.watched), self.report)
         with_masks = replaced(pretrained.config, masks or {})
         model, corpus = pretrained.model, self.corpus(config)
@@ -189,19 +189,20 @@ class Runner:
         return numbers
 
     def time(self, config: RunConfig) -> dict[str, Any]:
-        """What the record of a run says whose steps are only timed, see ``step_costs``."""
+        """Time steps without training; returns what the record says, see ``step_costs``."""
         start, corpus = time.monotonic(), self.corpus(config)
         metrics = step_costs(self._here(config), corpus)
         seconds = {"measure": time.monotonic() - start}
         return {"metrics": metrics, "curve": [], "downstream": None, "seconds": seconds}
 
     def fine_tune(self, config: RunConfig, cell: Cell) -> tuple[dict[str, Any] | None, float]:
-        """The downstream result of the trained model of a cell, and the seconds it took.
+        """Fine-tune the trained model of a cell; returns the result and the seconds it took.
 
-        The seed is that of the run. The best epoch is chosen on the validation rows.
+        The seed is that of the run. The best epoch is chosen on the validation rows. The result is
+        None if the cell has no task.
 
         Raises:
-            StoppedError: if it was stopped before the last step.
+            StoppedError: if fine-tuning was stopped before the last step.
         """
         from exlm_lab.downstream.finetuning import fine_tune  # transformers takes seconds
 
@@ -286,7 +287,7 @@ def taken(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
 
 
 def _got_there(folder: Path, step: int, watched: Watched) -> bool:
-    """Whether a run already ended early, at the step of its last weights."""
+    """Whether a run ended early, with a watched metric low enough at the step of its weights."""
     metrics = folder / "metrics.jsonl"
     lines = read_metrics(metrics) if metrics.exists() else []
     return any(line["step"] == step and is_enough(line, watched) for line in lines)

@@ -1,7 +1,7 @@
 """The paper's claims, and the verdict of our records on each at small scale.
 
 Entries of the study are judged by its plan, primary claims with Holm's correction; entries of a
-sweep, and contrasts that were chosen after looking, by the same paired test without a correction.
+sweep, and contrasts chosen after looking at results, by the same paired test without a correction.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from exlm_lab.experiments.verdicts import Verdict, verdicts
 
 
 class Row(NamedTuple):
-    """A claim of the paper, as far as the claim that judges it does not say."""
+    """A claim of the paper: what the ``Claim`` that judges it does not say."""
 
     place: str
-    """In the paper."""
+    """Where the paper makes the claim; ``ours`` if it does not."""
     measured: str
-    """The difference, in words."""
+    """The difference that was measured, in words."""
     text: str = ""
-    """What the paper claims; where there is none, the claim says it."""
+    """What the paper claims; if empty, the text of the ``Claim`` says it."""
     is_denied: bool = False
-    """Whether the claim is the opposite."""
+    """Whether the ``Claim`` says the opposite."""
 
 
 SCORECARD = {
@@ -159,12 +159,12 @@ SCORECARD = {
         is_denied=True,
     ),
 }
-"""By the claim's id, in the paper's order. Of the last, §4.2 says that clones are difficult to
-distinguish, and offers 2D RoPE as the cure; both recipes have it."""
+"""Rows by the claim's id, in the paper's order. As to the last, §4.2 says that clones are difficult
+to distinguish and offers 2D RoPE as the remedy; both recipes compared there have it."""
 
 
 class Score(NamedTuple):
-    """A row with its evidence."""
+    """A row of the scorecard with its evidence."""
 
     row: Row
     verdict: Verdict
@@ -182,13 +182,13 @@ class Score(NamedTuple):
 
     @property
     def evidence(self) -> str:
-        """Planned or not, seeds that count, and which of our two aids ExLM had."""
+        """Whether it was planned, how many seeds count, and which start-up aids ExLM had."""
         seeds = f"{self.verdict.seeds} seeds"
         return "; ".join(filter(None, (self.verdict.origin, seeds, self.verdict.aids)))
 
 
 def scorecard(directory: Path) -> list[Score]:
-    """Every row with its evidence."""
+    """Every row of the scorecard, judged by the records in ``directory``."""
     by_id = {
         verdict.claim.id: verdict
         for several in verdicts(directory).values()

@@ -1,4 +1,4 @@
-"""What the distributions of masks and clones say, in bits, and which tokens are lost.
+"""Entropy and divergence of the predictions of masks and clones, and which tokens are lost.
 
 Shapes: B rows, M targets, N positions, k clones or copies, R masks of all rows, V vocabulary.
 
@@ -35,7 +35,7 @@ def pairwise_divergence_bits(p_kV: Tensor) -> Tensor:
         p_kV: probabilities, (..., k, V), k at least 2.
 
     Returns:
-        The leading shape, same dtype.
+        A tensor of the leading shape, same dtype.
     """
     entropy_k = entropy_bits(p_kV.log())
     gains = [
@@ -54,17 +54,17 @@ def entropy_bits(log_p: Tensor) -> Tensor:
             where a token is impossible.
 
     Returns:
-        The shape without the last dimension, same dtype; 0 for a certain token.
+        A tensor without the last dimension, same dtype; 0 for a certain token.
     """
     return torch.special.entr(log_p.exp()).sum(dim=-1) / math.log(2)
 
 
 def fully_masked(is_masked_BN: Tensor, num_copies: int) -> Tensor:
-    """The tokens whose copies are all masked (§3.1).
+    """Which tokens have all their copies masked (§3.1).
 
     Args:
         is_masked_BN: bool, rows as made by ``repeat_tokens``: copies of a token are adjacent.
-        num_copies: k.
+        num_copies: copies of each token, k.
 
     Returns:
         is_lost_BM, bool (B, N / k); with one copy the mask itself.

@@ -1,9 +1,9 @@
-"""The study: experiments and the claims they are to decide.
+"""The study: its experiments, and the claims that they decide.
 
-``book/plan.md`` explains why each is made as it is. An experiment is a sweep, its cells run with
-equal seeds; a claim is a contrast between two of its cells, seed by seed. What was claimed,
-measured and deemed large enough stands here before the first number, and is changed only with a
-dated line in the plan.
+``book/plan.md`` explains the design of each. An experiment is a sweep whose cells are run with
+equal seeds; a claim is a contrast between two of its cells, seed by seed. The claims, their metrics
+and the smallest effects that matter were written here before the first number was known, and are
+changed only with a dated line in the plan.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _ARMS: dict[str, dict[str, Any]] = {
     "uniform": {**exlm(), "model.transition": "uniform"},
     "ctc": {**exlm(), "model.transition": "ctc"},
 }
-"""MLM, MLM at the measured cost of ExLM, ExLM, expanded after the first of two layers, and the two
-variants that have states and no links."""
+"""MLM; MLM at the measured cost of ExLM; ExLM; ExLM expanded after the first of two layers; and the
+two variants that have states but no links."""
 _LADDER = Experiment(
     "ladder",
     "how much slots depend on each other, in six models (bits)",
@@ -125,7 +125,7 @@ PAIRS = (
     (0.15, 1), (0.387, 1), (0.387, 2), (0.622, 1), (0.622, 2), (0.622, 4),
     (0.789, 1), (0.789, 2), (0.789, 4), (0.789, 8),
 )  # fmt: skip
-"""Mask ratio p and copies k of the sweep ``repeated-mlm`` where more than a tenth is lost."""
+"""Mask ratio p and copies k of cells of ``repeated-mlm`` that lose over a tenth of the tokens."""
 ENOUGH = 0.6
 """``missed_share`` at which training ends."""
 _COPIES = {
@@ -138,11 +138,11 @@ _COPIES = {
 
 
 def slopes() -> tuple[dict[str, float], dict[str, float]]:
-    """The least-squares plane over lost share and mask ratio, as weights of the cells.
+    """Weights of the cells for the slopes of a least-squares plane over lost share and mask ratio.
 
     Returns:
-        Weights whose sum over the cells' numbers is the slope along the lost share p^k, at equal
-        p; and those of the slope along p, at equal lost share.
+        Two sets of weights by cell. The sum of the cells' numbers, weighted by the first, is the
+        slope along the lost share p^k at equal p; by the second, that along p at equal lost share.
     """
     design_C3 = np.array([[1.0, p**k, p] for p, k in PAIRS])
     _, lost_C, ratio_C = np.linalg.pinv(design_C3)
@@ -181,14 +181,14 @@ HELPS: dict[str, dict[str, Any]] = {
     "chains": {"objective": "exlm", **CHAINS},
     "both": {"objective": "exlm", **CURES},
 }
-"""None is the paper's recipe."""
+"""MLM, and ExLM by its start-up aids; ``none`` is the paper's recipe."""
 CELLS = {
     (64, 64): ("none", "clones", "chains", "both", "mlm"),
     (64, 512): ("none", "both", "mlm"),
     (64, 1024): ("none",),
     (128, 64): ("none", "both"),
 }
-"""By width and batch."""
+"""Which of ``HELPS`` are run at each width and batch size."""
 WATCHED = ("bits_per_mask", "frequency_bits", "dependence_bits", "specialisation_bits")
 PAPER_WIDTH, PAPER_INIT = 768, 0.02
 
@@ -196,7 +196,7 @@ PAPER_WIDTH, PAPER_INIT = 768, 0.02
 def _sizes(width: int, batch: int) -> dict[str, Any]:
     return {
         "model.width": width, "model.ffn_width": 4 * width, "model.num_heads": width // 16,
-        # As large in what a layer adds up as the paper's at its width.
+        # Scaled so that the sums in a layer are as large as at the paper's width.
         "model.init_std": round(PAPER_INIT * math.sqrt(PAPER_WIDTH / width), 4),
         "model.dropout": 0.1, "model.attention_dropout": 0.1, "model.states_per_mask": 4,
         "train.steps": 500, "train.warmup_steps": 50, "train.validate_every": 25,
@@ -256,7 +256,7 @@ _MOLECULE_ARMS: dict[str, dict[str, Any]] = {
     "later": {**_OF_TABLE_7, "model.expand_at": 3},
     "uniform": {**_OF_TABLE_7, "model.transition": "uniform"},
 }
-"""As in the ladder, without ``ctc``; rows are expanded ``late`` after two of the four layers, and
+"""Arms as in the ladder, without ``ctc``; ``late`` expands rows after two of the four layers, and
 ``later`` after three."""
 _GROUPS = {
     "rings": "both digits of a ring", "brackets": "both ends of a branch",
@@ -301,7 +301,7 @@ _OF_MOLECULES = Experiment(
 
 _FOUR_LAYERS = {"model.num_layers": 4}
 _LATE = {d: {**_FOUR_LAYERS, **exlm(), "model.expand_at": d} for d in (0, 2, 3)}
-"""By layers below the expansion."""
+"""Settings of ExLM, by the number of layers below the expansion."""
 
 
 def _depth_cells() -> tuple[Cell, ...]:
@@ -334,4 +334,4 @@ _DEPTH = Experiment(
 )  # fmt: skip
 
 STUDY = (_LADDER, _PARTS, _COMPETENCE, _ESCAPE, _OF_MOLECULES, _DEPTH, *LINKS)
-"""In the order in which the queue takes them."""
+"""All experiments of the study, in the order in which the queue takes them."""

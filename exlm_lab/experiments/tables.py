@@ -1,6 +1,7 @@
-"""The tables of a sweep: its cells beside the paper's rows, a table for each input.
+"""The report of a sweep: a table of its cells for each input, with the paper's numbers.
 
-A number is mean ± standard deviation over seeds, shares in percent; the paper's stands in brackets.
+A number is the mean ± standard deviation over seeds, with shares in percent; the paper's number
+follows in parentheses.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ COLUMNS = {
     "cost_ratio": ("measured ratio", 2),
     "cost_ratio_floor": ("floor by operations", 2),
 }
-"""By metric: head and digits of its column."""
+"""Heading and digits of the column of each metric."""
 ASKED = {
     "repeated-mlm": (
         DOWNSTREAM, PROBE, "read_structure", "lost_share", "accuracy",
@@ -68,12 +69,12 @@ ASKED = {
     "cost": ("cost_ratio", "cost_ratio_floor"),
     "k-and-p": (DOWNSTREAM, PROBE, "bits_per_mask", "entropy_bits", "excess_bits"),
 }  # fmt: skip
-"""What each sweep is about; of any other, all that was measured is shown."""
+"""The metrics each sweep is about; other experiments show all of ``COLUMNS`` they measured."""
 COMPARED = {
     DOWNSTREAM: "points to ExLM", PROBE: "probe, points to ExLM",
     "captured_bits": "captured bits to ExLM",
 }  # fmt: skip
-"""Metrics of ``ablations`` that are also compared with ExLM, seed by seed."""
+"""Metrics of ``ablations`` that are also compared with ExLM, seed by seed, and their headings."""
 PAPER_GRIDS = {
     DOWNSTREAM: {
         "paper, MNLI (Figure 3)": ("Figure 3", "mnli"),
@@ -82,9 +83,9 @@ PAPER_GRIDS = {
     "entropy_bits": {"paper (Figure 5)": ("Figure 5", ENTROPY)},
     "read_structure": {},
 }
-"""Grids of Repeated MLM of which statistics are shown, and where the paper prints such."""
+"""Metrics of Repeated MLM whose grids get a table of statistics, and the paper's grids of each."""
 SHOWN_MISSING = 6
-"""Most missing records that are named; of further ones only the number is given."""
+"""Largest number of missing records to name; the rest are only counted."""
 
 
 def report(name: str, directory: Path) -> str:
@@ -110,12 +111,12 @@ def report(name: str, directory: Path) -> str:
 
 
 def _table(columns: Mapping[str, Sequence[str]]) -> list[str]:
-    """Lines of Markdown, and an empty one."""
+    """A Markdown table with these columns, as lines, and an empty line."""
     return [*markdown_table([tuple(columns), *zip(*columns.values(), strict=True)]), ""]
 
 
 def _columns(name: str, table: pd.DataFrame) -> dict[str, list[str]]:
-    """What the sweep asks and was measured, cell by cell."""
+    """Columns of a sweep's table by heading: what it asks for and was measured, cell by cell."""
     cells = by_cell(table)
     paper = {cell.name: cell.paper for cell in EXPERIMENTS[name].cells}
     kind = table["input"].iloc[0]
@@ -149,7 +150,7 @@ def _printed(paper: tuple[str, str] | None, metric: str, digits: int) -> str:
 
 
 def _difference(table: pd.DataFrame, cell: str, base: str, metric: str, factor: float) -> str:
-    """A difference of two cells, paired by seed, with the standard error of its mean.
+    """Mean difference between two cells, paired by seed, with its standard error.
 
     Equal seeds have the same data order and, where the models agree, the same initial weights, so
     much of the noise cancels.
@@ -174,7 +175,7 @@ def _left(cells: list[pd.DataFrame]) -> dict[str, list[str]]:
 
 
 def _statistics(table: pd.DataFrame, metric: str) -> list[str]:
-    """Each statistic over the seeds, of the means over seeds, and of the paper's numbers."""
+    """Table of each statistic: over the seeds, of means over seeds, and of the paper's numbers."""
     ours = grid(table, metric)
     num_seeds = len(ours.dropna())
     columns = {

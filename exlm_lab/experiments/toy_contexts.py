@@ -1,8 +1,8 @@
 """Exact distributions of the toy language for many masked sentences, each with its own masks.
 
 ``Grammar`` enumerates words for one set of masked positions. In a batch every row has its own
-set, so here everything is derived from ``P(latents | visible words)``, given which the words are
-independent.
+set, so here everything is derived from ``P(latents | visible words)``: given the latents, words are
+independent of each other.
 
 Dimension key: S sentences, N words of a sentence, R masked words of all sentences, Z joint values
 of the latents, V words of the language, F fillings of the masks of a sentence.
@@ -59,7 +59,7 @@ class Contexts:
 
     @cached_property
     def place_bits_R(self) -> np.ndarray:
-        """H(masked word) in bits if nothing but its place is known."""
+        """H(masked word) in bits when only its position is known."""
         prior_Z = self.language.prior.reshape(-1)
         return _entropy_bits(prior_Z @ self.language.word_probability_NZV)[self.position_R]
 
@@ -70,7 +70,7 @@ class Contexts:
 
     @cached_property
     def joint_bits_S(self) -> np.ndarray:
-        """H(masked words | these visible words) in bits, with little noise.
+        """H(masked words | these visible words) in bits, estimated with little noise.
 
         The entropy of words and latents, minus that of the latents given all words::
 
@@ -90,10 +90,10 @@ class Contexts:
         )
 
     def sample(self, num_fillings: int, seed: int | tuple[int, ...]) -> np.ndarray:
-        """Words drawn from P(masked words | visible words), all masks of a sentence together.
+        """Draw fillings from P(masked words | visible words), all masks of a sentence together.
 
         Returns:
-            word_ids_FSN; the visible words as they are.
+            word_ids_FSN, with the visible words unchanged.
         """
         rng = np.random.default_rng(seed)
         table_NZV = self.language.word_probability_NZV
@@ -106,7 +106,7 @@ class Contexts:
         return word_ids_FSN
 
     def surprise_bits(self, word_ids_SN: np.ndarray) -> np.ndarray:
-        """-log2 P(masked words | visible words) of some filling of the masks, (S,)."""
+        """-log2 P(masked words | visible words) for a given filling of the masks, (S,)."""
         filled_SZ = self.latent_SZ * self._likelihood(word_ids_SN, self.is_masked_SN)
         with np.errstate(divide="ignore"):
             return -np.log2(filled_SZ.sum(axis=1))
@@ -126,7 +126,7 @@ def _entropy_bits(probability: np.ndarray) -> np.ndarray:
 
 
 def _draw(probability_SX: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One outcome of each row's distribution, (S,)."""
+    """One outcome drawn from each row's distribution, (S,)."""
     cumulative_SX = probability_SX.cumsum(axis=1)
     threshold_S1 = rng.random((len(cumulative_SX), 1)) * cumulative_SX[:, -1:]
     return (cumulative_SX <= threshold_S1).sum(axis=1)

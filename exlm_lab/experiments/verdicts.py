@@ -1,4 +1,4 @@
-"""What the records say of each claim, by the rules of the plan."""
+"""Verdicts on the claims: what the records say about each, by the rules of the plan."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from exlm_lab.experiments.records import (
 )
 
 LEVEL = 0.05
-"""Of the family of all primary claims (Holm), and of every interval."""
+"""Significance level of each family of primary claims (Holm), and of every interval."""
 TOO_SMALL = ", too small to matter"
 BEST = {"bits_per_row": "joint_bits_per_row"}
-"""What a perfect model has of a metric, where records hold it."""
+"""For a metric, the one that holds what a perfect model would score, where records have it."""
 AIDS = ("no aids", "chains alone", "clone vectors alone", "both aids")
-"""By whether there are fixed chains, plus twice whether clones have vectors."""
+"""Start-up aids of a run; the index adds 1 for fixed chains and 2 for clone vectors."""
 AIDS_BY = ["train.chain_warmup", "model.clone_embedding_std"]
 
 
@@ -41,19 +41,19 @@ class Verdict(NamedTuple):
 
     claim: Claim
     differences: tuple[float, ...]
-    """One for each seed that both have."""
+    """One for each seed that all compared cells have."""
     planned: int
-    """Seeds of the plan."""
+    """Number of planned seeds."""
     p_value: float | None
-    """Of a paired two-sided t-test; none for fewer than two seeds."""
+    """p-value of a paired two-sided t-test; None for fewer than two seeds."""
     adjusted: float | None
-    """The same after Holm's correction over the primary claims; of others as it is."""
+    """p-value after Holm's correction for primary claims; uncorrected for others."""
     limit: float | None = None
-    """The lowest difference there can be, if known: what a perfect model would make."""
+    """The lowest possible difference, that of a perfect model, if known."""
     aids: str = ""
-    """Aids against the symmetric start in each ExLM of the contrast; empty if there is none."""
+    """Start-up aids of each ExLM in the contrast; empty if there is no ExLM."""
     origin: str = ""
-    """planned, with "primary" in the family of its plan; sweep; unplanned."""
+    """One of "planned", "planned, primary" (in its plan's family), "sweep" and "unplanned"."""
 
     @property
     def mean(self) -> float | None:
@@ -61,12 +61,12 @@ class Verdict(NamedTuple):
 
     @property
     def half_width(self) -> float | None:
-        """Of the interval around the mean at ``LEVEL``; none for fewer than two seeds."""
+        """Half width of the mean's interval at ``LEVEL``; None for fewer than two seeds."""
         return half_width(self.differences)
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The mean ± half width, cut at ``limit``: differences with two peaks reach beyond it."""
+        """The mean ± half width, cut at ``limit``; two-peaked differences would overshoot it."""
         if self.mean is None or self.half_width is None:
             return None
         low = self.mean - self.half_width
@@ -76,7 +76,7 @@ class Verdict(NamedTuple):
 
     @property
     def word(self) -> str:
-        """for, against or undecided; the first two also as "too small to matter".
+        """The verdict: for, against or undecided; the first two may add "too small to matter".
 
         For: the difference has the claimed sign beyond chance. Against: it has the other sign
         beyond chance, or its interval leaves out every effect that would matter. Too small: the
@@ -94,13 +94,13 @@ class Verdict(NamedTuple):
 
     @property
     def word_so_far(self) -> str:
-        """The same; "so far" as long as planned seeds are missing."""
+        """The verdict, with "so far" added while only some of the planned seeds are there."""
         is_begun = 0 < len(self.differences) < self.planned
         return self.word + ", so far" * is_begun
 
     @property
     def is_planned(self) -> bool:
-        """Whether the claim stood in a plan."""
+        """Whether the claim was part of a plan."""
         return self.origin.startswith("planned")
 
     @property
@@ -109,10 +109,10 @@ class Verdict(NamedTuple):
         return f"{len(self.differences)} of {self.planned}"
 
     def shown(self, digits: int, factor: float = 1.0) -> str:
-        """The mean with its interval, times some factor, and with more digits if it takes them.
+        """Format the mean and its interval, both multiplied by ``factor``.
 
-        With the ends of the interval where it is cut, else with its half width. An interval that
-        leaves out zero is told with so many digits that one sees it.
+        An interval that is cut is given by its ends, any other by its half width. If it excludes
+        zero, decimals are added to ``digits`` until the rounded numbers show it.
         """
         if self.mean is None:
             return "–"
@@ -129,7 +129,7 @@ class Verdict(NamedTuple):
 
 
 def half_width(differences: Sequence[float]) -> float | None:
-    """Of the t-interval around their mean at ``LEVEL``; none for fewer than two."""
+    """Half width of the t-interval of their mean at ``LEVEL``; None for fewer than two."""
     from scipy.stats import sem, t
 
     num = len(differences)
@@ -137,10 +137,10 @@ def half_width(differences: Sequence[float]) -> float | None:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values: with each below a level, the family is wrong no oftener than it.
+    """Adjust p-values by Holm's method, which bounds the chance of any false positive among them.
 
-    The smallest is multiplied by their number, the next by one less, and none may fall behind a
-    smaller one's.
+    The smallest is multiplied by their number, the next by one less, and so on; each becomes at
+    least as large as the one before it, and at most 1.
     """
     order = np.argsort(p_values, kind="stable")
     multiplied = np.asarray(p_values, dtype=float)[order] * np.arange(len(order), 0, -1)
@@ -150,7 +150,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def p_value(differences: Sequence[float]) -> float | None:
-    """Of a two-sided t-test that their mean is 0; none for fewer than two."""
+    """p-value of a two-sided t-test that their mean is 0; None for fewer than two."""
     from scipy.stats import ttest_1samp
 
     if len(differences) < 2:
@@ -167,8 +167,8 @@ def differences(
 
     Args:
         claim: says which cells, or metrics of a run, are compared.
-        table: of ``records.runs``.
-        metric: of the cells compared with the base; the claim's where there is none.
+        table: the runs, from ``records.runs``.
+        metric: metric of the cells compared with the base; None: that of the claim.
     """
     if claim.statistic is not None:
         toy = table[table["input"] == "toy"]
@@ -186,7 +186,7 @@ def differences(
 
 
 def judge(claim: Claim, experiment: Experiment, table: pd.DataFrame) -> Verdict:
-    """A claim of an experiment with its evidence, its p-value not corrected."""
+    """Judge a claim of an experiment, its p-value not yet corrected."""
     cells = [
         cell
         for cell in experiment.cells
@@ -206,20 +206,20 @@ def judge(claim: Claim, experiment: Experiment, table: pd.DataFrame) -> Verdict:
 
 
 def seeds_of(cells: Iterable[Cell]) -> set[int]:
-    """The seeds that a plan gives to some cells."""
+    """The seeds that are planned for any of these cells."""
     return {seed for cell in cells for seed in cell.seeds}
 
 
 def of_plan(table: pd.DataFrame, cells: Iterable[Cell]) -> pd.DataFrame:
-    """The runs with seeds of the plan; others, made to see more, count in no claim."""
+    """The runs with planned seeds; runs with further seeds count in no claim."""
     return table[table.index.isin(seeds_of(cells), level="seed")]
 
 
 def _limit(claim: Claim, table: pd.DataFrame) -> float | None:
-    """What a perfect model would differ by, at the far end of its own interval.
+    """The difference that a perfect model would make, at the lower end of its own interval.
 
-    That end, because the base is known only as well as its runs scatter; an exact floor does not.
-    Only for claims that bits are fewer: no model has fewer than the joint entropy.
+    The lower end allows for the scatter of the base's runs; an exact floor has none. The result
+    is None unless the claim is that bits are fewer: no model needs fewer than the joint entropy.
     """
     if claim.sign > 0 or claim.weights or claim.metric not in BEST:
         return None
@@ -230,7 +230,7 @@ def _limit(claim: Claim, table: pd.DataFrame) -> float | None:
 
 def _aids(claim: Claim, table: pd.DataFrame) -> str:
     is_exlm = (table["objective"] == "exlm") & table.index.isin(claim.cells, level="cell")
-    # A setting that a record lacks was at its default, none.
+    # A setting that a record lacks was at its default, no aid.
     aids = table.reindex(columns=AIDS_BY, fill_value=0.0)[is_exlm] > 0
     each = {
         cell: AIDS[has_chains + 2 * has_vectors]
@@ -240,7 +240,7 @@ def _aids(claim: Claim, table: pd.DataFrame) -> str:
 
 
 def fell_short(table: pd.DataFrame) -> pd.Series:
-    """Whether runs were to train until a watched metric was low enough, and never were there."""
+    """Which runs were to train until a watched metric reached its threshold, and never did."""
     short = [
         any(most is not None for most in watched.values())
         and not is_enough(curve[-1] if curve else {}, watched)
@@ -250,7 +250,7 @@ def fell_short(table: pd.DataFrame) -> pd.Series:
 
 
 def verdicts(directory: Path) -> dict[str, list[Verdict]]:
-    """Every claim with its evidence, by experiment."""
+    """The verdicts on all claims, by experiment, with p-values corrected."""
     judged: dict[str, list[Verdict]] = {}
     families: dict[str, list[Verdict]] = {}
     for name, experiment in EXPERIMENTS.items():
@@ -262,7 +262,7 @@ def verdicts(directory: Path) -> dict[str, list[Verdict]]:
             families.setdefault(experiment.plan, []).extend(primary)
     by_claim: dict[int, float | None] = {}
     for family in families.values():
-        # Claims without numbers yet count: the family is that of the plan.
+        # Claims that have no numbers yet count as p = 1: the family is that of the plan.
         adjusted = holm([1.0 if v.p_value is None else v.p_value for v in family])
         for v, p in zip(family, adjusted, strict=True):
             by_claim[id(v)] = None if v.p_value is None else p
@@ -316,9 +316,10 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
 
 
 def escapes(table: pd.DataFrame) -> list[tuple[str, ...]]:
-    """From which step on each seed of a cell is below the frequencies, and links win.
+    """Table of the steps from which each seed of a cell is below the frequencies, and links win.
 
-    Below the frequencies is by 0.1 bits per lost token, and links win from 0.1 bits per row on.
+    Below the frequencies means by more than 0.1 bits per lost token; links win if they save at
+    least 0.1 bits per row.
     """
     rows: list[tuple[str, ...]] = [
         ("cell", "below the frequencies from", "links win from", "specialisation")
@@ -336,6 +337,6 @@ def escapes(table: pd.DataFrame) -> list[tuple[str, ...]]:
 
 
 def _is_below(point: Mapping[str, float]) -> bool:
-    # A record of other metrics is below nothing.
+    # Without either metric this is False: nan compares as false.
     bits, frequency = (point.get(n, math.nan) for n in ("bits_per_mask", "frequency_bits"))
     return bits < frequency - LEFT_BY

@@ -3,11 +3,11 @@
 Shapes: B rows, M targets, L states.
 
 A path visits one state per target, always moving forward: it starts in state 0, ends in the last
-state, and scores the product of its emissions and transitions. Summed over all paths that is the
-likelihood of the targets (``dag_log_likelihood``). The same graph yields the posteriors of states
-and edges (``posteriors``) and the best path (``viterbi``); without targets, ``greedy``,
-``lookahead`` and ``best_path`` decode it. The backends differ in speed, not in their answers
-(``BACKENDS``). ``dag_loss`` offers the sum as a loss for other models.
+state, and its score is the product of its emissions and transitions. The sum of all paths' scores
+is the likelihood of the targets (``dag_log_likelihood``). The same graph yields the posteriors of
+states and edges (``posteriors``) and the best path (``viterbi``); without targets, ``greedy``,
+``lookahead`` and ``best_path`` decode it. The backends (``BACKENDS``) differ in speed, not in their
+results. ``dag_loss`` offers the sum as a loss for other models.
 """
 
 from exlm_mini.alignment.api import (

@@ -30,11 +30,11 @@ class Backend(NamedTuple):
     """The functions of a backend, which take the four tensors of a checked ``Graph``."""
 
     log_likelihood: Callable[..., Tensor]
-    """log f_{M,L} (B,), differentiable by both score tensors."""
+    """Returns log f_{M,L}, (B,), differentiable with respect to both score tensors."""
     viterbi: Callable[..., tuple[Tensor, Tensor]]
-    """path_BM and log_score_B of the best path."""
+    """Returns path_BM and log_score_B of the best path."""
     why_not: Callable[[str], str | None] = lambda device_type: None
-    """Why the backend does not work on a device type such as ``cpu``, or None."""
+    """Returns why the backend does not work on a device type such as ``cpu``; None if it does."""
 
 
 BACKENDS: dict[str, Backend] = {
@@ -60,21 +60,22 @@ def _first_that_works(device_type: str) -> str:
 
 
 def fastest(device_type: str) -> str:
-    """Name of the backend that ``auto`` stands for on a type of device.
+    """Name of the backend that ``auto`` selects on a type of device.
 
-    ``native``, or ``scaled`` and one warning where that does not work. The first call may build
-    the compiled backend, which takes some seconds.
+    It is ``native`` or, where that does not work, ``scaled``, with one warning. The first call may
+    build the compiled backend, which takes some seconds.
     """
     return _first_that_works(device_type)
 
 
-# A compiler need not trace it. ``torch.compiler.assume_constant_result`` does the same, but imports
-# torch._dynamo, which takes as long as importing torch.
+# A compiler takes the result as a constant instead of tracing the function. So does
+# ``torch.compiler.assume_constant_result``, but it imports torch._dynamo, which takes as long as
+# importing torch.
 fastest._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def choose(name: str, device_type: str) -> Backend:
-    """The backend of that name."""
+    """The backend with this name; ``auto`` chooses the fastest that works on the device type."""
     name = fastest(device_type) if name == "auto" else name
     if name not in BACKENDS:
         raise ValueError(f"alignment backend '{name}': {nearest(name, ['auto', *BACKENDS])}")
@@ -114,21 +115,21 @@ def dag_log_likelihood(
             precision is raised to float32 first.
         log_transition: (B, L, L), log E[v, u], same dtype, read only at v < u; or (B, L, T) with
             T < L, log E[v, v + 1 + t], where every edge reaches at most T states forward.
-        num_targets: integers (B,) or one for all rows, valid rows of the emission, from 1 to M.
-        num_states: integers (B,) or one, valid states, from 1 to L. Nothing beyond the valid rows
-            and states is read.
+        num_targets: number of targets, from 1 to M; integers (B,), or one for all rows.
+        num_states: number of states, from 1 to L; integers (B,), or one for all rows. Scores beyond
+            these targets and states are not read.
         backend: a name in ``BACKENDS``, or ``auto``: the fastest that works on this device.
 
     Returns:
         log_likelihood_B in nats, float32 or float64; -inf, with zero gradient, where no path
         fits. In float32 the gradients of ``native`` and ``scaled`` are exact to about 1e-6 of
-        the largest. In log space the logarithms themselves become large and take digits with
-        them: ``vectorized`` is off by about 2e-5 at M = 77 and 8e-5 at M = 256, ``naive``, whose
-        gradient is autograd's, by several times that.
+        the largest. In log space the logarithms themselves become large, which costs precision:
+        ``vectorized`` is off by about 2e-5 at M = 77 and 8e-5 at M = 256, and ``naive``, whose
+        gradient is autograd's, by several times as much.
 
     Raises:
         ValueError: if shapes, dtypes or counts do not fit each other, or the backend is unknown.
-            Counts on a GPU are not compared with M and L, as that would mean waiting for it.
+            Counts on a GPU are not compared with M and L, as the host would have to wait for it.
     """
     graph = checked(log_emission, log_transition, num_targets, num_states)
     return choose(backend, log_emission.device.type).log_likelihood(*graph)
@@ -143,9 +144,9 @@ def posteriors(
 ) -> Posteriors:
     """State and edge posteriors: alpha beta / f_{M,L} of Appendix I, per row.
 
-    They are the gradients of log f_{M,L} by the log-scores, so any backend provides them. With
-    the states' probabilities of all tokens, ``state_BML @ probability_BLV`` is the distribution of
-    each target by itself (Appendix P).
+    They are the gradients of log f_{M,L} with respect to the log-scores, so any backend provides
+    them. If ``probability_BLV`` holds P_u(w) of all tokens, ``state_BML @ probability_BLV`` is the
+    marginal distribution of each target (Appendix P).
 
     Returns:
         Posteriors, detached; all zero for a row without a path.
@@ -156,11 +157,11 @@ def posteriors(
     def total(*scores: Tensor) -> Tensor:
         return log_likelihood(*scores, *graph[2:]).sum()
 
-    if is_in_torch_func():  # where no tensor may be told to require a gradient
+    if is_in_torch_func():  # where requires_grad_() is not allowed
         by_scores = torch.func.grad(total, argnums=(0, 1))
         return Posteriors(*by_scores(*(t.detach() for t in graph[:2])))
     with torch.inference_mode(False), torch.enable_grad():
-        # Autograd refuses tensors of inference mode.
+        # Autograd refuses tensors that were made in inference mode.
         graph = Graph(*(t.clone() if t.is_inference() else t for t in graph))
         scores = tuple(t.detach().requires_grad_() for t in graph[:2])
         return Posteriors(*torch.autograd.grad(total(*scores), scores))
@@ -178,8 +179,8 @@ def viterbi(
     Returns:
         path_BM: int64, the state that emits each target; -1 beyond the targets and where no path
             fits. Among equal paths the one with the earliest states, compared from the end, wins.
-        log_score_B: log-probability of that path in nats; -inf where no path fits. NaN on a path
-            gives NaN, and no path.
+        log_score_B: log-probability of that path in nats; -inf where no path fits. If the score of
+            any path is NaN, this is NaN, and the row counts as having no path.
     """
     graph = checked(log_emission, log_transition, num_targets, num_states)
     own = choose(backend, log_emission.device.type)

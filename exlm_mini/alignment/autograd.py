@@ -1,4 +1,4 @@
-"""What the hand-written gradients share, so that autograd and ``torch.func`` both take them."""
+"""Wraps hand-written gradients so that both autograd and ``torch.func`` accept them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ INSTEAD = "the alignment backend 'naive' or 'enumerate', and torch.logsumexp of 
 
 
 def is_in_torch_func() -> bool:
-    """Whether a transform such as ``torch.func.grad`` or ``vmap`` is at work, and no compiler."""
+    """Whether a transform such as ``torch.func.grad`` or ``vmap`` is active, outside a compiler."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def is_eager() -> bool:
-    """Whether neither a compiler nor a transform is at work."""
+    """Whether neither a compiler nor a transform is active."""
     return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 
 def with_gradients(
     compute: Callable[..., Tensors], gradients: Callable[..., Tensors]
 ) -> Callable[..., Tensors]:
-    """A function together with its gradient, both written by hand; differentiable once.
+    """Combine a function with its gradient, both written by hand; differentiable once.
 
     Args:
-        compute: gives a tensor to differentiate, then what its gradient needs of the way there.
-        gradients: of the first inputs of ``compute``; the others have none. Called with the
-            gradient of the tensor, the inputs that are tensors, what was kept, the other inputs.
+        compute: returns the tensor to differentiate, then the tensors to keep for its gradient.
+        gradients: returns the gradients of the first inputs of ``compute``; the others have none.
+            Its arguments are the gradient of the tensor, those inputs of ``compute`` that are
+            tensors, the kept tensors, and the other inputs.
 
     Returns:
         ``compute``, with a gradient for its first result.
@@ -42,7 +43,7 @@ def with_gradients(
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
             ctx.mark_non_differentiable(*output[1:])
-            ctx.set_materialize_grads(False)  # would allocate zeros as large as what is kept
+            ctx.set_materialize_grads(False)  # True would allocate zeros for the kept tensors
             ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)), *output[1:])
             ctx.settings = [x for x in inputs if not isinstance(x, Tensor)]
 
@@ -52,14 +53,14 @@ def with_gradients(
             if grad is None:
                 return (None,) * num_inputs
             inputs = (grad, *ctx.saved_tensors, *ctx.settings)
-            # A compiler takes none of it, and differentiates once.
+            # Not under a compiler, which does not accept ``_Once`` and differentiates only once.
             is_once = torch.is_grad_enabled() or is_in_torch_func()
             results = _Once.apply(gradients, *inputs) if is_once else gradients(*inputs)
             return *results, *[None] * (num_inputs - len(results))
 
     class Eager(Function):
-        """The same in one step; with a ``setup_context`` PyTorch looks at the signature of
-        ``forward`` at every call, which takes longer than the kernel does for a few rows."""
+        """The same without a separate ``setup_context``: with one, PyTorch inspects the signature
+        of ``forward`` at every call, which for a few rows takes longer than the kernel."""
 
         setup_context = staticmethod(torch.autograd.Function.setup_context)
 
@@ -73,11 +74,11 @@ def with_gradients(
 
 
 class _Once(torch.autograd.Function):
-    """Calls a function, and refuses to differentiate its results.
+    """Calls a function, and raises an error if its results are differentiated.
 
-    PyTorch's own ``once_differentiable`` refuses only where the incoming gradient needs one
-    itself, which that of a plain sum does not; otherwise it returns constants, and a second
-    derivative comes out wrong without a word.
+    PyTorch's own ``once_differentiable`` raises one only if the incoming gradient itself requires
+    a gradient, and that of a plain sum does not. Otherwise it returns constants, and a second
+    derivative is silently wrong.
     """
 
     @staticmethod
@@ -86,11 +87,11 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-        pass  # defined, because torch.func asks for it
+        pass  # torch.func requires it
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
-        """One call after the other: ``jacrev`` asks for the gradients of all outputs at once."""
+        """One call per entry of the batch: ``jacrev`` asks for the gradients of all outputs."""
         calls = [
             _Once.apply(
                 *(

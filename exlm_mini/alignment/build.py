@@ -1,6 +1,6 @@
-"""Builds the compiled backend on the machine that runs it: once, into a cache.
+"""Builds the compiled backend once, on the machine that runs it, and keeps it in a cache.
 
-``torch.utils.cpp_extension`` makes two libraries: ``cpu`` from ``dag_cpu.cpp`` and ``cuda`` from
+``torch.utils.cpp_extension`` builds two libraries: ``cpu`` from ``dag_cpu.cpp`` and ``cuda`` from
 ``dag_cuda.cu``.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 SOURCE_DIR = Path(__file__).resolve().parents[1] / "cuda_src"
-"""Of C++ and CUDA; in a checkout a link to ``cuda``."""
+"""Folder of the C++ and CUDA sources; in a checkout, a link to ``cuda``."""
 SUFFIXES = {".h", ".cpp", ".cu"}
 SOURCES = {"cpu": "dag_cpu.cpp", "cuda": "dag_cuda.cu"}
 CFLAGS = [
@@ -33,13 +33,13 @@ class BuildError(RuntimeError):
 
 
 def cache_dir() -> Path:
-    """Folder of the builds: TORCH_EXTENSIONS_DIR, XDG_CACHE_HOME, or ~/.cache."""
+    """Folder of the builds: ``exlm_mini`` in TORCH_EXTENSIONS_DIR, XDG_CACHE_HOME or ~/.cache."""
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or os.environ.get("XDG_CACHE_HOME")
     return Path(root or Path.home() / ".cache") / "exlm_mini"
 
 
 def machine() -> str:
-    """What -march=native depends on, because different machines may share a cache."""
+    """Architecture and CPU flags, for -march=native: different machines may share a cache."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
     flags = (line for line in lines if line.startswith(("flags", "Features")))
@@ -47,7 +47,7 @@ def machine() -> str:
 
 
 def cxx() -> str:
-    """Path of the C++ compiler: CXX, or c++."""
+    """Path of the C++ compiler: the one named in CXX, or c++."""
     name = os.environ.get("CXX") or "c++"
     if path := shutil.which(name):
         return path
@@ -70,13 +70,13 @@ def nvcc() -> str:
 
 
 def build(device_type: str) -> Path:
-    """The library for ``cpu`` or ``cuda``, built unless the cache has it.
+    """Path of the library for ``cpu`` or ``cuda``, which is built if the cache does not have it.
 
     CUDA compiles without a GPU if TORCH_CUDA_ARCH_LIST names the architecture.
 
     Raises:
-        BuildError: without a compiler or ninja, and when the compiler fails.
-        KeyboardInterrupt: if it was interrupted, whoever handles signals here.
+        BuildError: if a compiler or ninja is missing, or the build fails.
+        KeyboardInterrupt: if the build is interrupted, whatever signal handlers are installed.
     """
     source, target = SOURCE_DIR / SOURCES[device_type], machine()
     compiler = cxx() if device_type == "cpu" else nvcc()
@@ -104,13 +104,13 @@ def build(device_type: str) -> Path:
 
 
 def _compile(source: Path, compiler: str, library: Path) -> None:
-    """Compile and link in a folder of its own and rename, so the library is whole or absent."""
+    """Build in a separate folder, then rename, so that the library is complete or absent."""
     folder = library.parent / "build"
     shutil.rmtree(folder, ignore_errors=True)  # a killed process leaves PyTorch's lock in it
     folder.mkdir()
-    # It warns of an nvcc without a GPU, whatever is to be built.
+    # It warns about an nvcc without a GPU, even when only C++ is built.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-    from torch.utils import cpp_extension  # takes a moment, and is needed once
+    from torch.utils import cpp_extension  # slow to import, and needed only here
 
     # Without -fopenmp the library shares PyTorch's OpenMP runtime: one pool of threads, not two.
     links = [] if torch.backends.openmp.is_available() else ["-fopenmp"]
@@ -119,11 +119,11 @@ def _compile(source: Path, compiler: str, library: Path) -> None:
         home = Path(compiler).parents[1]
         cpp_extension.CUDA_HOME = str(home)
         links = ["-L.", *(f"-Wl,-rpath,{home / name}" for name in ("lib64", "lib"))]
-        for runtime in home.glob("lib/libcudart.so.*"):  # wheels lack the linker's name for it
+        for runtime in home.glob("lib/libcudart.so.*"):  # wheels have no libcudart.so to link
             (folder / "libcudart.so").symlink_to(runtime)
-    if not shutil.which("ninja"):  # pip puts it beside Python
+    if not shutil.which("ninja"):  # pip installs it next to Python
         os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)
-    if "ipykernel" not in sys.modules:  # in a notebook the line would become a cell's result
+    if "ipykernel" not in sys.modules:  # a notebook would keep the line as output
         print(
             f"building the {language} dynamic programme once, which takes some seconds; kept in "
             f"{library.parent}",

@@ -15,7 +15,7 @@ from exlm_mini.alignment.graphs import Graph
 
 JUDGE = "enumerate"
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
-"""Largest relative error of a right result, by dtype: what log space loses on ``SMALL``."""
+"""Largest relative error of a correct result, by dtype: what log space loses on ``SMALL``."""
 
 
 def random_graph(
@@ -28,12 +28,12 @@ def random_graph(
     """A float64 graph with random emissions and normalised random transitions.
 
     Args:
-        num_targets, num_states: one entry per row; the tensors are as large as the largest.
+        num_targets, num_states: one number per row; the largest ones give M and L.
         density: share of forward edges that exist.
         scale: standard deviation of the scores before they are normalised.
 
     Returns:
-        The graph. Transitions are -inf wherever u <= v, padding holds finite random numbers.
+        The graph. Transitions are -inf wherever u <= v; padding holds finite random numbers.
     """
     rng = torch.Generator().manual_seed(seed)
     B, M, L = len(num_states), max(num_targets), max(num_states)
@@ -66,18 +66,18 @@ SMALL = (
     random_graph(5, [4, 2, 1, 3, 5], [7, 6, 1, 3, 8]),
     random_graph(7, [4, 3], [33, 32]),  # more than one tile
     random_graph(14, [3, 3, 3, 2], [6, 7, 5, 4], density=0.25),
-    random_graph(15, [4, 3], [8, 8], scale=100.0),  # beyond the range of rescaled numbers
+    random_graph(15, [4, 3], [8, 8], scale=100.0),  # beyond the range of rescaled probabilities
 )
 
 
 def likelihood_and_gradients(
     graph: Graph, backend: str, grad_B: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """log_likelihood_B and the gradients of its weighted sum by emission and transition.
+    """log_likelihood_B, and gradients of its weighted sum with respect to both score tensors.
 
     Args:
         backend: a name in ``BACKENDS``.
-        grad_B: the incoming gradient; none: another number for each row.
+        grad_B: the weights, that is the incoming gradient; by default those of ``weights``.
     """
     emission, transition = (t.detach().clone().requires_grad_() for t in graph[:2])
     log_likelihood_B = dag_log_likelihood(emission, transition, *graph[2:], backend)
@@ -87,7 +87,7 @@ def likelihood_and_gradients(
 
 
 def weights(graph: Graph) -> Tensor:
-    """The incoming gradient of each of up to nine rows, (B,)."""
+    """A different incoming gradient for each of up to nine rows, (B,)."""
     grads = [1.5, -0.5, 0.0, 2.0, -1.0, 0.25, 3.0, -2.5, 1.0]
     return graph.log_emission_BML.new_tensor(grads[: len(graph.num_targets_B)])
 
@@ -107,8 +107,8 @@ def relative_error(ours: Tensor, exact: Tensor) -> float:
 
 
 def largest_error(name: str, dtype: torch.dtype, device: torch.device | str = "cpu") -> float:
-    """The largest relative error of a likelihood or gradient of a backend over ``SMALL``; inf if a
-    best path differs."""
+    """Largest relative error of a backend's likelihoods and gradients on ``SMALL``; inf if one of
+    its best paths is not that of the reference."""
     largest = 0.0
     for graph in SMALL:
         exact, there = graph.to(dtype).to(torch.float64), graph.to(dtype, device)

@@ -1,10 +1,10 @@
-"""Without transitions, as in the released code: one CTC per mask (row "w/o Transitions", Table 2).
+"""One CTC per mask instead of transitions, as in the released code ("w/o Transitions", Table 2).
 
 Shapes: B rows, M targets, k states per mask.
 
-The k states of a mask emit exactly one contiguous run of the target and blanks around it; masks
-are independent of each other. The paper does not describe this; the released criterion does it
-with the unknown token as blank.
+The k states of a mask emit exactly one contiguous run of the target, with blanks around it; masks
+are independent of each other. The paper does not describe this; the released criterion works this
+way, with the unknown token as the blank.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from torch import Tensor
 def run_log_likelihood(
     log_target_BMk: Tensor, log_blank_BMk: Tensor, is_blank_BM: Tensor
 ) -> Tensor:
-    """log-probability that k states spell one target: the sum over its k (k + 1) / 2 runs.
+    """Log-probability that k states spell their target, summed over its k (k + 1) / 2 runs.
 
-    For the run of states a..b the target's log-probabilities are summed over a..b and the
-    blank's over the rest. A target that is the blank itself has one labelling, blanks
-    everywhere, not one per run; the released code counts it once per run.
+    For the run of states a..b, the target's log-probabilities are summed over a..b and the
+    blank's over the rest. A target that is itself the blank has a single labelling, blanks
+    everywhere; the released code counts this labelling once per run.
 
     Args:
         log_target_BMk: log-probability of the target at each of its own states, finite.
-        log_blank_BMk: log-probability of the blank there, finite.
-        is_blank_BM: bool, targets that are the blank.
+        log_blank_BMk: log-probability of the blank at the same states, finite.
+        is_blank_BM: bool, true where the target is the blank.
 
     Returns:
         log_likelihood_BM in nats.
     """
     k = log_target_BMk.shape[-1]
-    # A run gains (target - blank) over its states compared with blanks everywhere.
+    # Compared with blanks everywhere, a run gains (target - blank) at each of its states.
     gain_BMk = log_target_BMk - log_blank_BMk
     upto_BMk = gain_BMk.cumsum(dim=-1)
     before_BMk = upto_BMk - gain_BMk

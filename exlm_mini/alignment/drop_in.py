@@ -1,4 +1,4 @@
-"""The sum over all paths as a loss for other people's models, such as DA-Transformer."""
+"""The sum over all paths as a drop-in loss for other models, such as DA-Transformer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def dag_loss(
     num_states: Tensor | int,
     backend: str = "auto",
 ) -> Tensor:
-    """-log P(targets), summed over all paths from the first state to the last.
+    """-log P(targets), where P is summed over all paths from the first state to the last.
 
     Returns:
         (B,), in nats, float32 or float64; inf, with zero gradient, where no path fits. Autograd
         and ``torch.func.grad``, ``vjp`` and ``jacrev`` differentiate it once. Second derivatives
-        and forward mode are refused with a RuntimeError; ``naive`` and ``enumerate`` have them.
+        and forward mode raise a RuntimeError, except in the backends ``naive`` and ``enumerate``.
     """
     return -dag_log_likelihood(log_emission, log_transition, num_targets, num_states, backend)
 
@@ -28,7 +28,7 @@ def dag_loss(
 def torch_dag_loss(
     match_all: Tensor, links: Tensor, output_length: Tensor | int, target_length: Tensor | int
 ) -> Tensor:
-    """``dag_log_likelihood`` with name and arguments of DA-Transformer's ``torch_dag_loss``.
+    """``dag_log_likelihood`` under the name and arguments of DA-Transformer's ``torch_dag_loss``.
 
     Args:
         match_all: (B, M, L), log-probability of each target in each state.

@@ -1,4 +1,4 @@
-"""The reference: scores every path by itself and adds them up. For tiny graphs only.
+"""The reference backend: scores every path separately and sums up. For tiny graphs only.
 
 Shapes: B rows, M targets, L states. A row has comb(L - 2, M - 2) paths.
 """
@@ -36,7 +36,7 @@ def path_score(log_emission_ML: Tensor, log_transition_LL: Tensor, path: Path) -
 
 
 def _scored_paths(graph: Graph) -> Iterator[list[tuple[Tensor, Path]]]:
-    """Of each row the paths of non-zero probability with their scores."""
+    """For each row, the score and path of every path with non-zero probability."""
     sizes = zip(*(counts_B.tolist() for counts_B in graph[2:]), strict=True)
     for b, size in enumerate(sizes):
         scores = graph.log_emission_BML[b], graph.log_transition_BLL[b]
@@ -45,7 +45,7 @@ def _scored_paths(graph: Graph) -> Iterator[list[tuple[Tensor, Path]]]:
 
 
 def log_likelihood(*arguments: Tensor) -> Tensor:
-    """Sum over enumerated paths; see ``alignment.dag_log_likelihood``."""
+    """Sum over the enumerated paths; see ``alignment.dag_log_likelihood``."""
     graph = Graph(*arguments)
     lost = graph.log_emission_BML.new_tensor(-torch.inf)
     totals = [
@@ -68,6 +68,6 @@ def viterbi(*arguments: Tensor) -> tuple[Tensor, Tensor]:
                 scored, key=lambda sp: (sp[0], [-u for u in sp[1][::-1]])
             )
             path_BM[b, : len(best)] = path_BM.new_tensor(best)
-            if any(score.isnan() for score, _ in scored):  # which compares with nothing
+            if any(score.isnan() for score, _ in scored):  # max may miss a NaN
                 log_score_B[b] = torch.nan
     return path_BM, log_score_B

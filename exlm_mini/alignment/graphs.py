@@ -1,6 +1,6 @@
-"""What all backends take: a graph whose parts fit each other.
+"""The input of all backends: a graph whose parts are checked against each other.
 
-Shapes: B rows, M targets, L states, T how many states an edge may reach forward.
+Shapes: B rows, M targets, L states, T states that an edge may reach forward.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class Graph(NamedTuple):
     num_states_B: Tensor
 
     def to(self, dtype: torch.dtype, device: torch.device | str | None = None) -> Graph:
-        """The same graph in another dtype; on another device, if one is given."""
+        """The same graph with scores in another dtype and, if given, on another device."""
         scores = (t.to(device=device, dtype=dtype) for t in self[:2])
         return Graph(*scores, *(t.to(device=device) for t in self[2:]))
 
     def double(self) -> Graph:
-        """The same numbers in float64."""
+        """The same graph with scores in float64."""
         return self.to(torch.float64)
 
     @property
     def is_state_BL(self) -> Tensor:
-        """bool, true for the states that a row has."""
+        """bool, false beyond the states of a row."""
         _, _, L = self.log_emission_BML.shape
         return torch.arange(L, device=self.num_states_B.device) < self.num_states_B[:, None]
 
@@ -38,12 +38,12 @@ class Graph(NamedTuple):
     def log_edge_BLL(self) -> Tensor:
         """The transitions, with -inf wherever there is no edge v < u between two states."""
         is_forward_BLL = torch.ones_like(self.log_transition_BLL, dtype=torch.bool).triu(1)
-        is_edge_BLL = is_forward_BLL & self.is_state_BL[:, None]  # v < u: v is a state, too
+        is_edge_BLL = is_forward_BLL & self.is_state_BL[:, None]  # v < u, so v is a state too
         return torch.where(is_edge_BLL, self.log_transition_BLL, -torch.inf)
 
     @property
     def nothing(self) -> Tensor:
-        """0, whose gradient by both scores is 0 and not missing."""
+        """0 that depends on both score tensors, so that their gradients are 0, not missing."""
         return self.log_emission_BML[:0].sum() + self.log_transition_BLL[:0].sum()
 
 
@@ -53,7 +53,7 @@ def checked(
     num_targets: Tensor | int,
     num_states: Tensor | int,
 ) -> Graph:
-    """The graph, with scores of at least single precision and counts as int64 (B,).
+    """Check the arguments; return scores in float32 or float64 and counts as int64 (B,).
 
     Half precision is good enough for log-scores as inputs, but not for their sums: in bfloat16 the
     gradients of a whole dynamic programme are noise.
@@ -89,14 +89,14 @@ def checked(
 def _count_per_row(
     name: str, count: Tensor | int, largest: int, log_emission: Tensor
 ) -> Tensor:
-    """Counts as int64 (B,) on the device of the scores."""
+    """Check counts; return them as int64 (B,) on the device of the scores."""
     B, count = len(log_emission), torch.as_tensor(count)
     if not _is_integer(count.dtype) or count.shape not in ((B,), ()):
         raise ValueError(
             f"want {name} one integer or int64 ({B},), got {count.dtype} {tuple(count.shape)}"
         )
-    count = count.to(torch.int64)  # unsigned ones of two bytes have no minimum
-    # A traced value has no number to compare, and that of a GPU would have to be waited for.
+    count = count.to(torch.int64)  # min() does not support uint16 and wider unsigned types
+    # A traced count has no value to compare, and for one on a GPU the host would have to wait.
     is_known = B > 0 and count.device.type == "cpu" and not torch.compiler.is_compiling()
     if is_known and not (int(count.min()) >= 1 and int(count.max()) <= largest):
         raise ValueError(f"{name} must lie in 1..{largest}, got {count.tolist()}")
@@ -108,7 +108,7 @@ def _is_integer(dtype: torch.dtype) -> bool:
 
 
 def unbanded(log_transition_BLT: Tensor) -> Tensor:
-    """log_transition_BLL of edges that are given by how far they reach; -inf where none is."""
+    """log_transition_BLL from log E[v, v + 1 + t] (B, L, T); -inf where there is no edge."""
     B, L, T = log_transition_BLT.shape
     place_L = torch.arange(L, device=log_transition_BLT.device)
     reached_LT = place_L.unsqueeze(1) + 1 + place_L[:T]

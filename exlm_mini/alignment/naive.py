@@ -1,6 +1,6 @@
-"""Appendix H as it reads: three loops, over targets, states and predecessors, in log space.
+"""Appendix H as written: three loops, over targets, states and predecessors, in log space.
 
-Shapes: B rows, M targets, L states. Slow on purpose; autograd follows every step.
+Shapes: B rows, M targets, L states. Slow on purpose; autograd differentiates every step.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""The dynamic programme compiled: C++ on all CPU threads, CUDA on a GPU.
+"""The compiled dynamic programme: C++ on all CPU threads, CUDA on a GPU.
 
 Shapes: B rows, M targets, L states.
 
-``build`` makes a library for each, and ctypes calls it; for compilers and transforms
+``build`` compiles a library for each, which is called through ctypes; for compilers and transforms,
 ``torch.library`` operators wrap the calls. On a GPU all work goes to the current stream, and the
 host never waits.
 
-float32 and float64 are computed in their own precision. Rescaled probabilities hold one exponent
-per target and tile of states. Each row carries a bound of its loss by underflow; a row whose
-bound exceeds rounding is computed again in log space and double precision. Against float64 on the
-same float32 inputs the gradients differ by about 1e-6 of the largest (measured on a CPU to M =
-256), the likelihood by 1e-7 of itself. No path gives -inf and zero gradients, NaN among the
-scores NaN.
+float32 and float64 are computed in their own precision, as rescaled probabilities with one exponent
+per target and tile of states. The loss by underflow is bounded for each row; a row whose bound
+exceeds the rounding error is computed again in log space and double precision. Compared with
+float64 on the same float32 inputs, the gradients differ by about 1e-6 of the largest (measured on a
+CPU up to M = 256) and the likelihood by 1e-7 of itself. A row without a path gives -inf and zero
+gradients, and NaN among the scores gives NaN.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class Layout(NamedTuple):
-    """How the kernels of a device lay out their working memory."""
+    """Layout of the working memory of a device's kernels."""
 
     tile: dict[torch.dtype, int]
-    """States that share an exponent."""
+    """Number of states that share an exponent, by dtype."""
     num_planes: int
-    """The mantissa is (B, num_planes, M, tiles * tile)."""
+    """Second dimension of the mantissa buffer, (B, num_planes, M, tiles * tile)."""
     keeps_came_from: bool
     """Whether ``viterbi`` needs an int32 workspace (B, M, L)."""
 
 
-# The tiles are those of dag_simd.h and dag_block.h.
+# Tile sizes as in dag_simd.h and dag_block.h.
 CPU_LAYOUT = Layout({torch.float32: 16, torch.float64: 8}, 3, False)
 CUDA_LAYOUT = Layout({torch.float32: 32, torch.float64: 32}, 4, True)
 
@@ -59,7 +59,7 @@ class Kernels(NamedTuple):
     layout: Layout
     last_argument: Callable[[torch.device], ctypes.c_int | ctypes.c_void_p | ctypes.c_uint64]
     explain: Callable[[int], Exception]
-    """From a result other than zero to an exception."""
+    """Turns a non-zero result of a function into an exception."""
 
     def call(self, function: str, emission: Tensor, *arguments: Tensor | int) -> None:
         """Call ``<prefix><function>_<dtype>``: tensors as pointers, integers as int64."""
@@ -92,7 +92,7 @@ def _explain_cpu(result: int) -> Exception:
 
 @functools.cache
 def _load(device_type: str) -> Kernels | BuildError:
-    """The kernels for a type of device, or the reason why there are none; tried once."""
+    """The kernels for a type of device, or an error that tells why there are none; tried once."""
     try:
         if device_type not in ("cpu", "cuda"):
             raise BuildError(f"it is written for CPUs and CUDA, not for '{device_type}'")
@@ -110,7 +110,7 @@ def _load(device_type: str) -> Kernels | BuildError:
         return Kernels(library, "dag_cuda_", CUDA_LAYOUT, _stream, explain_cuda)
     except BuildError as error:
         return error
-    except Exception as error:  # of any kind: other backends still work
+    except Exception as error:  # whatever it is, other backends work
         return BuildError(f"{type(error).__name__}: {error}")
 
 
@@ -128,7 +128,7 @@ def why_not(device_type: str) -> str | None:
         with torch._C._DisableFuncTorch():  # a transform would wrap the tensors
             score = torch.zeros(1, 1, 1, dtype=torch.float32, device=device_type)
             one = torch.ones(1, dtype=torch.int64, device=device_type)
-            if type(score) is Tensor:  # no fake one, where only shapes are computed
+            if type(score) is Tensor:  # not a fake one, which has no values
                 log_likelihood_with(kernels, (score, score, one, one))[0].item()
     except Exception as error:
         return f"the built library does not run: {error}"
@@ -142,7 +142,7 @@ def _kernels(device: torch.device) -> Kernels:
     return kernels
 
 
-# ---- calling them ----
+# ---- calling the kernels ----
 
 
 def _contiguous(arguments: Sequence[Tensor]) -> Graph:
@@ -150,7 +150,7 @@ def _contiguous(arguments: Sequence[Tensor]) -> Graph:
 
 
 def sweep_buffers(log_emission_BML: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
-    """mantissa, exponent and info of both sweeps, in the layout of the sources in ``cuda/``."""
+    """Uninitialised mantissa, exponent and info of both sweeps, laid out as in ``cuda/``."""
     B, M, L = log_emission_BML.shape
     tile = layout.tile[log_emission_BML.dtype]
     num_tiles = (L + tile - 1) // tile
@@ -162,7 +162,7 @@ def sweep_buffers(log_emission_BML: Tensor, layout: Layout) -> tuple[Tensor, Ten
 
 
 def log_likelihood_with(kernels: Kernels, arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """log_likelihood_B, and the sweeps for ``gradients_with``."""
+    """log_likelihood_B, and the buffers of the sweeps, which ``gradients_with`` takes."""
     graph = _contiguous(arguments)
     emission = graph.log_emission_BML
     log_likelihood_B = emission.new_empty(len(emission))
@@ -253,18 +253,18 @@ _eager = with_gradients(_log_likelihood, _gradients)
 def log_likelihood(*arguments: Tensor) -> Tensor:
     """See ``alignment.dag_log_likelihood``; float32 or float64, differentiable once.
 
-    Counts out of range are a ValueError on a CPU; on a GPU such a row comes out as NaN.
+    Counts out of range raise a ValueError on a CPU; on a GPU the result of such a row is NaN.
 
     Raises:
-        BuildError: if the library cannot be built here (``why_not`` says so beforehand).
+        BuildError: if the library cannot be built here; ``why_not`` tells so beforehand.
     """
-    # An operator takes longer to call than the kernels for a few rows.
+    # For a few rows, calling an operator takes longer than the kernels do.
     is_direct = is_eager() and type(arguments[0]) is Tensor
     return (_eager if is_direct else _compiled)(*arguments)[0]
 
 
 def viterbi(*arguments: Tensor) -> tuple[Tensor, Tensor]:
-    """See ``alignment.viterbi``; sums in double precision. NaN has no path, and NaN."""
-    if is_in_torch_func() or type(arguments[0]) is not Tensor:  # no memory that can be read
+    """See ``alignment.viterbi``; sums in double precision. NaN gives no path and a score of NaN."""
+    if is_in_torch_func() or type(arguments[0]) is not Tensor:  # without memory to read
         return vectorized.viterbi(*arguments)
     return viterbi_with(_kernels(arguments[0].device), arguments)

@@ -1,30 +1,32 @@
-"""Rescaled probabilities: one matrix-vector product per target, and one product for the gradient.
+"""Rescaled probabilities: one matrix-vector product per target, one product for the gradient.
 
 Shapes: B rows, M targets, L states.
 
-The recursions of Appendix I.1 on probabilities, each target's masses divided by their largest::
+The recursions of Appendix I.1 on probabilities. The masses of each target, which are its entries of
+alpha or back, are divided by the largest of them::
 
     alpha[i, u] = P_u(y_i) * sum over v < u of alpha[i-1, v] * E[v, u]
     back[i, v]  = P_v(y_i) * sum over u > v of E[v, u] * back[i+1, u]
 
-``back`` is beta with the state's own emission. An edge is exponentiated once instead of once per
-target, and the gradient by the transitions is one product, E * (A^T B), of the two sweeps.
+``back`` is beta including the state's own emission. An edge is exponentiated once, not once per
+target, and the gradient for the transitions, E * (A^T B), is a single product of the two sweeps.
 All sums are float64, whatever the dtype of the scores.
 
 Underflow. Edges, emissions and masses are at most 1, and anything below t = 2^-1022, the smallest
-normal number, may be flushed to zero. From one target to the next a mass therefore loses at most
-(4 L + 1) t: flushed masses, edges and products of L predecessors, L t for a flushed emission, t
-for the last product. Every mass a path may use
-(inside the cone: enough states before it, enough behind it; emission not -inf) therefore has
-lift = 8 L^2 t added, so that it is never below the truth. What was added is then bounded from
-above: in either sweep a target's L states get L lift, each worth at most the L that may reach it
-in the other sweep, hence 2 L^2 lift in all, against the likelihood in the same units,
-d[i] = sum over u of (what reaches u) * back[i, u], times what back[i] was divided by. Where these
-ratios, summed over the targets, are at most 2^-40, value and posteriors are exact to that.
+normal number, may be flushed to zero. From one target to the next, a mass therefore loses at most
+(4 L + 1) t: 3 L t for the masses, edges and products of L predecessors, L t for its emission, and
+t for the last product. To make up for this, lift = 8 L^2 t is added to every mass that a path may
+use (its emission is not -inf, and it is inside the cone: with enough states before and after it),
+so that no mass is ever below its true value. The effect of the lifts is then bounded from above.
+In each sweep, the L states of a target receive L lift together, and each counts at most L times,
+the most that may reach its state in the other sweep; for both sweeps this makes 2 L^2 lift. It is
+compared with the likelihood in the same units: d[i] = sum over u of (what reaches u) * back[i, u],
+times the divisor of back[i]. If these ratios, summed over the targets, are at most 2^-40, then
+value and posteriors are exact to that precision.
 
-Rows with a larger sum are computed again by ``vectorized`` in float64, value and gradient. Their
-scores spread over more than about 600 nats, or missing edges leave no path. Where some target has
-no usable state there is no path either, and nothing is computed again.
+Rows with a larger sum are computed again by ``vectorized`` in float64, both value and gradient:
+their scores spread over more than about 600 nats, or missing edges leave no path. Rows in which
+some target has no usable state have no path either, but they need not be computed again.
 """
 
 from __future__ import annotations
@@ -52,14 +54,15 @@ def _is_cpu_at_work(tensor: Tensor) -> bool:
 
 
 def _peak(log_scores: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The largest score, 0 where all are -inf; NaN stays NaN. It is float64, and with it everything
-    computed from it."""
+    """The largest score; 0 where all are -inf, NaN where one is. It is float64, so that everything
+    computed from it is float64 too."""
     peak = log_scores.amax(dims, keepdim=True).double()
     return peak.masked_fill(peak == -torch.inf, 0.0)
 
 
 def _in_cone(graph: Graph) -> Tensor:
-    """Where a path can be, (B, M, L): start and end are fixed, and it always moves forward."""
+    """The states in which a path may emit each target, bool (B, M, L): its start and end are fixed,
+    and it always moves forward."""
     _, M, L = graph.log_emission_BML.shape
     num_targets_B11, num_states_B11 = (count_B.view(-1, 1, 1) for count_B in graph[2:])
     target_M1 = torch.arange(M, device=num_targets_B11.device).unsqueeze(1)
@@ -72,22 +75,22 @@ def _in_cone(graph: Graph) -> Tensor:
 
 
 class _Sweep(NamedTuple):
-    """One direction, each target in units of its own."""
+    """The result of a sweep in one direction."""
 
     mass_BML: Tensor
-    """The largest of a target is 1."""
+    """Masses, divided so that the largest of each target is 1."""
     reach_BML: Tensor
-    """Before emission, in units of the target before."""
+    """Masses before emission, in the unit of the target visited before."""
     scale_BM1: Tensor
-    """What the masses were divided by; 0 where no state is usable."""
+    """Divisor of each target's masses; 0 where no state is usable."""
 
 
 def _sweep(
     edge_BLL: Tensor, emission_BML: Tensor, seed_BML: Tensor, order: Iterable[int], width: int
 ) -> _Sweep:
-    """From target to target, along the edges or, if they are transposed, against them.
+    """Sweep from target to target, along the edges or, if they are transposed, against them.
 
-    Target i lives in the states i .. i + ``width``, in every row.
+    In every row, target i can only be in the states i .. i + ``width``.
     """
     mass_BML, reach_BML = torch.zeros_like(seed_BML), torch.zeros_like(seed_BML)
     scale_BM1 = torch.ones_like(seed_BML[:, :, :1])
@@ -107,15 +110,15 @@ def _sweep(
 
 
 def _forward_backward(graph: Graph) -> tuple[Tensor, ...]:
-    """Both sweeps, a bound of their error, and the posteriors, all in float64.
+    """Run both sweeps, bound their error, and compute the posteriors, all in float64.
 
     Returns:
-        log_likelihood_B. is_exact_B. is_live_B: exact, and a path fits; the posteriors of other
-        rows are meaningless. state_BML. edge_BLL.
+        log_likelihood_B, is_exact_B, is_live_B (exact, and a path fits), and the posteriors
+        state_BML and edge_BLL, which are meaningless in rows that are not live.
     """
     num_targets_B, num_states_B = graph[2:]
-    # Probabilities of everything that is read; the rest is 0, even where it was NaN. The largest
-    # edge of a row and emission of a target are 1.
+    # Probabilities of all scores that are read; the rest is 0, even where it was NaN. They are
+    # scaled so that the largest edge of a row and the largest emission of a target are 1.
     log_edge_BLL = graph.log_edge_BLL
     edge_peak_B11 = _peak(log_edge_BLL, (1, 2))
     edge_BLL = (log_edge_BLL - edge_peak_B11).exp_()
@@ -143,7 +146,7 @@ def _forward_backward(graph: Graph) -> tuple[Tensor, ...]:
     log_peak_B = emission_peak_BM1.sum((1, 2)) + (num_targets_B - 1) * edge_peak_B11.view(-1)
     log_likelihood_B = log_scale_BM.sum(1) + log_peak_B
 
-    # From here on targets 1, 2, ...: every path starts in state 0, which needs no sum.
+    # From here on only targets 1, 2, ...: target 0 is always in state 0, which needs no sum.
     state_BML = alpha.reach_BML[:, 1:] * back.mass_BML[:, 1:]
     likelihood_BM1 = state_BML.sum(2, keepdim=True)
     added_BM1 = 2 * L * L * lift / (likelihood_BM1 * back.scale_BM1[:, 1:])
@@ -152,7 +155,7 @@ def _forward_backward(graph: Graph) -> tuple[Tensor, ...]:
     is_exact_B = (added_B <= TOLERANCE) | is_lost_B | is_nan_B
     is_live_B = is_exact_B & ~is_lost_B
 
-    # A unit may be as large as 1e300, so each of the two factors gets its square root.
+    # 1 / likelihood may reach 1e300, so each of the two factors is scaled by its square root.
     is_live_BM1 = (is_target_BM[:, 1:] & is_live_B.unsqueeze(1)).unsqueeze(2)
     # The sweeps miss a NaN among the emissions of the first or last target.
     one_B11 = torch.where(is_nan_B, torch.nan, 1.0).view(-1, 1, 1)
@@ -165,8 +168,8 @@ def _forward_backward(graph: Graph) -> tuple[Tensor, ...]:
 
 
 def _compute(*arguments: Tensor) -> tuple[Tensor, ...]:
-    """``_forward_backward`` in the dtype of the scores: the posteriors together with the value,
-    while both sweeps are at hand."""
+    """``_forward_backward`` in the dtype of the scores. Posteriors are computed together with the
+    value, while both sweeps are at hand."""
     log_emission_BML, log_transition_BLL, num_targets_B, _ = arguments
     B, _, L = log_emission_BML.shape
     log_likelihood_B = log_emission_BML.new_empty(B)
@@ -197,10 +200,10 @@ _differentiable = with_gradients(_compute, _gradients)
 
 
 def rescaled_log_likelihood(*arguments: Tensor) -> tuple[Tensor, Tensor]:
-    """The sweeps alone, before any row is computed again.
+    """Log-likelihood by the sweeps alone, before any row is computed again.
 
     Returns:
-        log_likelihood_B: meaningless where not exact; its gradient is zero there.
+        log_likelihood_B: where it is not exact, it is meaningless and its gradient is zero.
         is_exact_B: bool, whether value and gradient are exact to 2^-40 of the likelihood. Rows
             with NaN count as exact: they give NaN.
     """

@@ -9,9 +9,9 @@ included)::
 
 and reads the likelihood off the start: log f = log P_0(y_0) + log beta[0, 0]. Given beta, a path
 drawn from the posterior is a Markov chain: from state v it goes to u with probability
-E[v, u] P_u(y_{i+1}) beta[i+1, u] / beta[i, v]. The backward pass pushes the chain forward, which
-yields state and edge posteriors, that is the gradients, as numbers in [0, 1] that sum to one; no
-difference of large log-scores is ever exponentiated.
+E[v, u] P_u(y_{i+1}) beta[i+1, u] / beta[i, v]. The backward pass runs this chain forward, which
+yields state and edge posteriors (the gradients) directly as probabilities; no difference of large
+log-scores is ever exponentiated.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def _hand_over(log_step_BLL: Tensor) -> tuple[Tensor, Tensor]:
     weight_BLL = log_step_BLL.sub_(peak_BL1).exp_()
     total_BL1 = weight_BLL.sum(dim=2, keepdim=True)
     log_total_BL = (total_BL1.log() + peak_BL1).squeeze(2)
-    # A live row holds its peak, exp(0) = 1, so only dead rows are touched by the clamp.
+    # A row with a successor contains exp(0) = 1, its peak, so the clamp only changes the others.
     return weight_BLL.div_(total_BL1.clamp(min=1.0)), log_total_BL
 
 
 def _log_step(graph: Graph, log_edge_BLL: Tensor, i: int, log_beta_BL: Tensor) -> Tensor:
-    """log of E[v, u] P_u(y_{i+1}) beta[i+1, u], (B, L, L); -inf after the last target."""
+    """log (E[v, u] P_u(y_{i+1}) beta[i+1, u]), (B, L, L); -inf after the last target."""
     is_read_BL = graph.is_state_BL & (i + 1 < graph.num_targets_B).unsqueeze(1)
     log_enter_BL = graph.log_emission_BML[:, i + 1] + log_beta_BL
     log_enter_BL = log_enter_BL.masked_fill(~is_read_BL, -torch.inf)
@@ -92,7 +92,7 @@ _differentiable = with_gradients(_sum_over_paths, _gradients)
 
 
 def log_to_come(*arguments: Tensor) -> tuple[Tensor, Tensor]:
-    """The posterior path as a Markov chain: the weight of entering each state, and the edges.
+    """What drawing a path from the posterior needs: likelihoods to come, and transitions.
 
     Given the targets, a path is a Markov chain (Appendix I). It starts in state 0, and from state
     v at target i it moves to state u with a probability proportional to
@@ -100,8 +100,8 @@ def log_to_come(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     come if state u emits target i+1.
 
     Returns:
-        log_to_come_MBL: float64, in nats; -inf where the end cannot be reached. Its entry
-            [0, :, 0] is the log-likelihood. Beyond ``num_targets_B`` it has no meaning.
+        log_to_come_MBL: log of these two factors, float64, in nats; -inf where the end cannot be
+            reached, meaningless beyond ``num_targets_B``. Entry [0, :, 0] is the log-likelihood.
         log_edge_BLL: float64, the transitions, with -inf where there is no edge v < u.
     """
     graph = Graph(*arguments).double()

@@ -49,7 +49,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     seed: Seed = 1
-    """Of weights, order, masks, dropout."""
+    """Seed for weights, row order, masks and dropout."""
 
     def __post_init__(self) -> None:
         strategy, kind = self.masking.strategy, self.data.kind
@@ -66,7 +66,7 @@ class RunConfig:
 
     @property
     def grow_step(self) -> int:
-        """Steps of an exlm run as an MLM, before each mask splits into its states (``grow_at``)."""
+        """Steps that an exlm run trains as an MLM before it expands masks (``grow_at``), or 0."""
         share, steps = self.train.grow_at, self.train.steps
         if self.objective != "exlm" or share == 0:
             return 0
@@ -74,31 +74,32 @@ class RunConfig:
 
     @property
     def stages(self) -> list[tuple[RunConfig, int]]:
-        """The models that the run trains one after the other, and the step at which each ends.
+        """Settings of each model that the run trains in turn, and the step at which it ends.
 
-        In a run that grows, the first is a masked language model, with the checkpoints of one.
+        A run that grows (``grow_at``) first trains an MLM, with the checkpoints of one.
         """
         last = [(self, self.train.steps)]
         step = self.grow_step
         return [(replace(self, objective="mlm"), step), *last] if step else last
 
     def chain_share(self, step: int) -> float:
-        """Weight of the fixed parallel chains: 1, then falling to 0 (``chain_warmup``)."""
+        """Weight of the fixed parallel chains: 1 at first, then falling to 0 (``chain_warmup``)."""
         warmup_steps = self.train.chain_warmup * self.train.steps
         if self.objective != "exlm" or warmup_steps == 0:
             return 0.0
         return min(1.0, max(0.0, 2.0 - (step - self.grow_step) / warmup_steps))
 
     def expanded_length(self, num_tokens: int, num_masks: Any = 0) -> Any:
-        """Length in the encoder of a row of ``num_tokens`` tokens, [BOS] and [EOS] included."""
+        """Length of a row of ``num_tokens`` tokens, [BOS] and [EOS] included, in the encoder."""
         if self.objective != "exlm":
             return num_tokens * self.num_copies
         num_boundaries = 2 if self.model.boundary == "official" else 0
         return num_tokens + (self.model.states_per_mask - 1) * (num_masks + num_boundaries)
 
     def longest_text(self, num_pieces: int = 1) -> int:
-        """Length of the longest row without masks that the model takes, including [BOS] and [EOS]
-        of every piece."""
+        """Length of the longest row without masks that fits into the model.
+
+        Each of the ``num_pieces`` texts of the row has a [BOS] and an [EOS], which count too."""
         most = self.model.max_positions // self.num_copies
         length = most - num_pieces * self.expanded_length(0)
         if length < 3 * num_pieces:

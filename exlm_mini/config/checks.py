@@ -1,7 +1,7 @@
-"""Settings classes that check their values, and how a mistake is reported.
+"""Settings classes that check their values, and the errors that report a mistake.
 
-``settings`` makes a class whose values pydantic converts to the types of the fields and checks
-against their bounds. A field may carry an ``Effect``, which says what it changes.
+``settings`` turns a class into one whose values pydantic converts to the types of the fields and
+checks against their bounds. A field may carry an ``Effect``, which says what it changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar, dataclass_transform
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-# ---- what a user may not ask for ----
+# ---- mistakes of the user ----
 
 
 class UserError(ValueError):
@@ -34,11 +34,11 @@ class UserError(ValueError):
 
 
 JOINERS = "\u200c\u200d"
-"""Which shape letters and emoji."""
+"""Zero-width characters that shape letters and emoji; not printable, but kept in messages."""
 
 
 def on_one_line(text: str) -> str:
-    """Text with line ends and other unprintable characters escaped, but for joiners of letters."""
+    """Escape line ends and other unprintable characters of a text, except ``JOINERS``."""
     return "".join(c if c.isprintable() or c in JOINERS else ascii(c)[1:-1] for c in text)
 
 
@@ -48,7 +48,7 @@ EXTRAS = {
     "yaml": "train", "matplotlib": "plot", "seaborn": "plot", "pandas": "tasks",
     "scipy": "tasks", "sklearn": "tasks", "transformers": "hf", "tensorboard": "watch",
 }  # fmt: skip
-"""The extra that installs a module; these modules are imported on demand."""
+"""Modules that are imported on demand, each with the extra of this package that installs it."""
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
@@ -62,10 +62,10 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
 
 @contextmanager
 def naming_extras() -> Iterator[None]:
-    """Context manager for code outside the commands that needs such a library.
+    """Context manager for code outside the commands that imports one of ``EXTRAS``.
 
     Raises:
-        ModuleNotFoundError: if it is missing, with the command that installs it.
+        ModuleNotFoundError: if the library is missing, with the command that installs it.
     """
     try:
         yield
@@ -76,16 +76,16 @@ def naming_extras() -> Iterator[None]:
 
 
 NEAR = 0.75
-"""Least similarity of a typing mistake; ``predict`` and ``pretrain`` have 0.53."""
+"""Least similarity of a mistyped name; that of ``predict`` and ``pretrain`` is only 0.53."""
 
 
 def nearest(
     name: str, known: Iterable[str], otherwise: str | None = None, sign: str = ""
 ) -> str:
-    """A clause that suggests the known name nearest to a mistyped one, after ``sign``.
+    """A clause that suggests the known name nearest to a mistyped one, with ``sign`` before it.
 
-    Of dotted names the last parts may be alike: steps is near train.steps. If none is near:
-    ``otherwise``, or a list of all known names.
+    The last part of a dotted name counts too: ``steps`` is near ``train.steps``. If no name is
+    near, the clause is ``otherwise``, or a list of all known names.
     """
     known, last = list(known), name.rpartition(".")[2]
     words = {word.lower(): one for one in known for word in (one.rpartition(".")[2], one)}
@@ -99,21 +99,21 @@ def nearest(
 
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Natural = Annotated[int, Field(ge=0, lt=2**31)]
-"""At least 0."""
+"""An integer of at least 0."""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-"""NumPy takes no larger ones."""
+"""A random seed; NumPy accepts no larger one."""
 Threads = Annotated[int, Field(ge=1, le=1024)]
-"""CPU threads or processes; a system that cannot start that many kills the program."""
+"""A number of CPU threads or processes; a system that cannot start so many kills the program."""
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Below1 = Annotated[float, Field(ge=0, lt=1)]
 Between = Annotated[float, Field(gt=0, lt=1)]
-"""0 and 1 excluded."""
+"""A number between 0 and 1, both excluded."""
 
 
 class Effect(Enum):
-    """The effect of a setting on which no weight depends."""
+    """What a setting changes, for settings that change no weight of the model."""
 
     NOTHING = "no weight, and nothing that is measured"
     COURSE = "no weight, but what a run measures, how long it takes or when it gives up"
@@ -126,7 +126,7 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def settings(group: str = "") -> Callable[[type[T]], type[T]]:
-    """Make a class a frozen dataclass whose values are converted and checked when it is built.
+    """Make a class a frozen dataclass that converts and checks its values when it is built.
 
     Strings become numbers and lists become tuples, so YAML and the command line need no types. A
     value that cannot be converted, or an unknown name, raises ``UserError``.
@@ -163,11 +163,11 @@ def fields_of(kind: Any, group: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def mistake_in(error: ValidationError, group: str = "", kind: type | None = None) -> UserError:
-    """The first mistake in values, in our words.
+    """Turn pydantic's error into a one-line ``UserError`` about the first mistake in it.
 
     Args:
-        group: prefix of the names in it.
-        kind: the class that was being built; its names are suggested.
+        group: prefix of the names of settings in the message.
+        kind: the class that was being built; for an unknown name, one of its names is suggested.
     """
     first = error.errors(include_url=False)[0]
     if isinstance(cause := first.get("ctx", {}).get("error"), UserError):

@@ -1,4 +1,4 @@
-"""The groups of settings; a field says everything about its setting."""
+"""The groups of a run's settings: one frozen dataclass for each prefix on the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPECIAL_TOKENS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[SEP]", "[MASK]")
 
 
 class SpecialIds(NamedTuple):
-    """Vocabulary ids of the special tokens; the order of ``SPECIAL_TOKENS``."""
+    """Vocabulary ids of the special tokens, in the order of ``SPECIAL_TOKENS``."""
 
     pad: int = 0
     bos: int = 1
@@ -55,51 +55,51 @@ ENCODER_PRESETS = {
 
 @settings("model.")
 class ModelConfig:
-    """Architecture (§4.2, Tables 5, 7 and 10)."""
+    """Architecture of the model (§4.2, Tables 5, 7 and 10)."""
 
     preset: Literal["tiny", "mini", "base", "large", "molecular"] = "tiny"
-    """Encoder size; num_layers, width, ffn_width and num_heads override single numbers."""
+    """Size of the encoder; num_layers, width, ffn_width and num_heads override its numbers."""
     num_layers: Annotated[Count | None, Field(le=1000), RARE] = None
-    """Transformer layers; none: the preset's."""
+    """Number of Transformer layers; if not set, the preset's."""
     width: Annotated[Count | None, RARE] = None
-    """Hidden size D; none: the preset's."""
+    """Hidden size D; if not set, the preset's."""
     ffn_width: Annotated[Count | None, RARE] = None
-    """Feed-forward size; none: the preset's."""
+    """Feed-forward size; if not set, the preset's."""
     num_heads: Annotated[Count | None, RARE] = None
-    """Attention heads; none: the preset's."""
+    """Number of attention heads; if not set, the preset's."""
     vocab_size: Annotated[Count | None, RARE] = None
-    """Vocabulary size V; none: the tokenizer's. Set it for --dry-run only."""
+    """Vocabulary size V; if not set, the tokenizer's. Set it for --dry-run only."""
     max_positions: Annotated[Count, RARE] = 512
-    """Longest expanded sequence, in tokens."""
+    """Longest row that the model can read, in tokens after expansion or repetition."""
     dropout: Below1 = 0.1
-    """After embedding and sublayers."""
+    """Dropout probability after the embedding and each sublayer."""
     attention_dropout: Annotated[Below1, RARE] = 0.1
-    """On attention probabilities."""
+    """Dropout probability on the attention probabilities."""
     activation_dropout: Annotated[Below1, RARE] = 0.0
-    """After the feed-forward activation."""
+    """Dropout probability after the feed-forward activation."""
     states_per_mask: Count = 4
-    """k of §4: hidden states per [MASK]."""
+    """Hidden states per [MASK], k in §4."""
     boundary: Annotated[Literal["official", "paper"], RARE] = "official"
-    """official: [BOS] and [EOS] have k scored states each; paper: one unscored state each."""
+    """States of [BOS] and [EOS]. official: k scored states each; paper: one unscored state each."""
     transition: Literal["gated", "paper", "ctc", "uniform", "spans", "chains"] = "gated"
-    """Edges between states: as released, as in §4.2, none (two kinds), or within spans of adjacent
-    masks (learned, fixed)."""
+    """Edges between states. gated: as in the released code; paper: as in §4.2; ctc and uniform: no
+    edges; spans and chains: learned or fixed edges within spans of adjacent masks."""
     use_position: Annotated[bool, RARE] = True
-    """gated and spans only: learned positions besides the features, as in the released code."""
+    """gated and spans only: edges depend on learned positions too, as in the released code."""
     chain_bonus: Annotated[NotNegative, RARE] = 6.0
-    """spans only: bonus, in nats, for the edge to the clone of the same number."""
+    """spans only: bonus, in nats, for the edge to the next mask's clone of the same number."""
     sparse: Annotated[bool, RARE] = False
-    """Forbid edges between states of one mask (Appendix Q.3)."""
+    """Forbid edges between the states of one mask (Appendix Q.3)."""
     clone_embedding_std: Annotated[NotNegative, RARE] = 0.0
-    """Spread of a learned vector per clone, added to the states and, if expand_at is above 0, to
-    the copies there; 0: none, as in the paper."""
+    """Initial standard deviation of a learned vector per clone, which is added to the states and,
+    if expand_at is above 0, to the copies made there. 0, as in the paper: no such vector."""
     expand_at: Annotated[Natural, RARE] = 0
-    """exlm only: number of lower layers that see the row before expansion, each mask as one token;
-    its state is then copied to its clones; 0: none, as in the paper."""
+    """exlm only: number of lower layers that see the row before expansion, with one token per mask,
+    whose state is then copied to all clones of the mask. 0, as in the paper: no such layer."""
     rope: Literal["2d", "1d"] = "2d"
-    """Rotation by token and clone, or by expanded place alone (Table 2)."""
+    """Rotary embedding of the token and clone index, or only of the expanded position (Table 2)."""
     emission: Annotated[Literal["buffer", "chunked"], RARE] = "buffer"
-    """Keep one states x V buffer, or recompute it chunk by chunk in the backward pass."""
+    """Keep one buffer of states x V, or recompute it chunk by chunk in the backward pass."""
     emission_chunk: Annotated[Count, RARE] = 1024
     """chunked only: states per chunk."""
     init_std: Annotated[Positive, RARE] = 0.02
@@ -117,7 +117,7 @@ class ModelConfig:
                 f"model.expand_at is {self.expand_at}; it must be below model.num_layers "
                 f"{shape.num_layers}, for a layer above to distinguish the clones"
             )
-        # Each head is split in two halves, each rotated in pairs (2D RoPE).
+        # 2D RoPE splits each head into two halves and rotates each half in pairs.
         if shape.width % (4 * shape.num_heads):
             raise UserError(
                 f"model.width {shape.width} over model.num_heads {shape.num_heads} must give a "
@@ -126,7 +126,7 @@ class ModelConfig:
 
     @property
     def shape(self) -> EncoderShape:
-        """The preset with its overrides."""
+        """The preset, with the numbers that override it."""
         preset = ENCODER_PRESETS[self.preset]
         own = (self.num_layers, self.width, self.ffn_width, self.num_heads)
         return EncoderShape(*(p if o is None else o for p, o in zip(preset, own, strict=True)))
@@ -137,21 +137,22 @@ class MaskingConfig:
     """Which tokens are hidden (§2, §3.1)."""
 
     mask_ratio: Between = 0.15
-    """p: share of tokens masked."""
+    """Share of the tokens to mask, p in the paper."""
     strategy: Literal["fixed_count", "spans", "units", "bernoulli", "slots"] = "fixed_count"
-    """A fixed number of tokens, spans or units (branches, rings, words, names); independent draws;
-    slots of a toy language. repeated-mlm always draws independently (§3)."""
+    """How masks are drawn. fixed_count, spans, units: a fixed number of tokens, singly, in spans or
+    in units (branches, rings, words, names); bernoulli: each token independently, as repeated-mlm
+    always does (§3); slots: the slots of a toy language."""
     num_copies: Annotated[Count, RARE] = 2
-    """repeated-mlm only: copies, k of §3."""
+    """repeated-mlm only: copies of each token, k in §3."""
     span_length: Annotated[Count, RARE] = 3
-    """spans only: tokens of a span."""
+    """spans only: number of tokens in a span."""
     span_law: Annotated[Literal["fixed", "geometric"], RARE] = "fixed"
-    """spans only: all of span_length, or SpanBERT's geometric law with that mean, cut at twice
-    it."""
+    """spans only: length of a span. fixed: span_length; geometric: drawn from SpanBERT's geometric
+    distribution with span_length as its mean, cut off at twice that."""
 
 
 def _words(value: Any) -> Any:
-    """A single word for a list of one."""
+    """Accept a single string in place of a list of one."""
     return (value,) if isinstance(value, str) else value
 
 
@@ -160,33 +161,33 @@ class DataConfig:
     """Where the text comes from and how it is cut into rows."""
 
     kind: Literal["toy", "text", "smiles"] = "text"
-    """The small language with known entropies, text, or molecules."""
+    """Kind of data: a small language with known entropies, text, or molecules."""
     source: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
     """Files (.txt .smi .csv .tsv .jsonl .parquet, also .gz .xz, and Uni-Mol's .lmdb), a data set
-    that prepare --help names, or hub:ID,CONFIG,SPLIT of the Hugging Face hub; none: the embedded
-    data."""
+    that prepare --help lists, or hub:ID,CONFIG,SPLIT for one on the Hugging Face hub; if not set,
+    the embedded data."""
     column: str | None = None
-    """Column of a table or of the hub data set, case ignored; none: text or smiles."""
+    """Column of a table or hub data set, ignoring case; if not set, the column text or smiles."""
     max_documents: Annotated[Count | None, Field(ge=2), RARE] = None
-    """Read at most this many documents of each data set, and of files that follow each other."""
+    """Read at most this many documents of each data set; consecutive files count as one set."""
     pack: str | None = None
-    """A prepared corpus; nothing else is read."""
+    """A prepared corpus to use; no other data is then read."""
     tokenizer: Annotated[str | None, RARE] = None
-    """A tokenizer.json to use; none: train one on the training documents."""
+    """A tokenizer.json to use; if not set, one is trained on the training documents."""
     vocab_size: Annotated[Count, Field(le=2**22)] = 4000
-    """Size of the tokenizer to train, in tokens, specials included."""
+    """Vocabulary size of the tokenizer to train, special tokens included."""
     block_length: Annotated[Count, Field(ge=3)] = 128
-    """Tokens per row, [BOS] and [EOS] included; for molecules the longest row kept."""
+    """Tokens per row, [BOS] and [EOS] included; for molecules, the longest row that is kept."""
     validation_share: Annotated[Between, RARE] = 0.05
-    """Share of documents held out."""
+    """Share of the documents to hold out for validation."""
     max_unknown: Annotated[Share, RARE] = 0.001
-    """Stop when a larger share of tokens is [UNK]."""
+    """Stop if a larger share of the tokens is [UNK]."""
     max_rejected: Annotated[Share, RARE] = 0.01
-    """smiles only: stop when RDKit rejects a larger share of lines."""
+    """smiles only: stop if RDKit rejects a larger share of the lines."""
     grammar: str = "pairs"
     """toy only: name of the grammar."""
     num_sentences: Annotated[Count, RARE] = 65536
-    """toy only: training sentences drawn."""
+    """toy only: number of training sentences to draw."""
 
     def __post_init__(self) -> None:
         if self.kind == "toy" and (self.source or self.tokenizer):
@@ -201,63 +202,64 @@ class TrainConfig:
     """Optimisation and bookkeeping."""
 
     steps: Count = 1000
-    """Optimiser steps."""
+    """Number of optimiser steps."""
     batch_size: Count = 32
     """Rows per optimiser step."""
     micro_batch_size: Count | None = None
-    """Rows per forward pass; none: the whole batch."""
+    """Rows per forward pass; if not set, the whole batch."""
     batch_tokens: Annotated[Count | None, RARE] = None
-    """Tokens per optimiser step at most, in place of batch_size rows: rows times the longest of
-    them, before expansion (Table 7)."""
+    """Most tokens per optimiser step, in place of batch_size rows. They are counted as rows times
+    the longest of them, before expansion (Table 7)."""
     micro_batch_tokens: Annotated[Count | None, RARE] = None
-    """With batch_tokens: the same per forward pass; none: the whole batch."""
+    """With batch_tokens: most tokens per forward pass; if not set, the whole batch."""
     learning_rate: Positive = 1e-3
-    """Peak of the schedule."""
+    """Peak learning rate of the schedule."""
     warmup_steps: Natural = 100
-    """Steps of linear rise from 0; then linear fall, to 0 after the last step."""
+    """Steps in which the rate rises linearly from 0. It then falls linearly, to 0 after the last
+    step."""
     decay_from: Annotated[Below1, RARE] = 0.0
-    """Share of the steps after which the rate falls; until then it stays at its peak. 0: it falls
-    right after the warm-up, as in the paper."""
+    """Share of the steps after which the learning rate falls; until then it stays at its peak. 0,
+    as in the paper: it falls right after the warm-up."""
     adam_betas: Annotated[tuple[Below1, Below1], RARE] = (0.9, 0.98)
-    """Decay per step of Adam's mean gradient and mean square."""
+    """Decay rates of Adam's running means of the gradient and of its square."""
     adam_eps: Annotated[Positive, RARE] = 1e-6
-    """Added to the root of the mean square."""
+    """Adam's epsilon, added to the root of the mean square."""
     weight_decay: Annotated[NotNegative, RARE] = 0.01
-    """Decoupled, on every parameter, as fairseq does."""
+    """Decoupled weight decay on every parameter, as in fairseq."""
     clip_norm: Annotated[NotNegative, RARE] = 0.0
-    """Largest gradient norm; 0: no clipping."""
+    """Norm to which larger gradients are clipped; 0: no clipping."""
     grow_at: Annotated[Below1, RARE] = 0.0
-    """exlm only: share of the steps as an MLM, before each mask splits into its states; weights and
-    schedule continue, the optimiser warms up again; 0: none, as in the paper."""
+    """exlm only: share of the steps trained as an MLM, before each mask splits into its states.
+    Weights and schedule continue, the optimiser warms up again. 0, as in the paper: none."""
     start_from: Annotated[str | None, RARE] = None
-    """Start from the weights of another run (its directory or one of its checkpoints), at step 0: a
-    run of the same objective, or an MLM, which may grow."""
+    """Start at step 0 from the weights of another run, given as its directory or one of its
+    checkpoints. It must have the same objective or be an MLM, which may grow into an ExLM."""
     chain_warmup: Annotated[Share, Field(le=0.5), RARE] = 0.0
-    """exlm only: share of the steps on fixed parallel chains, from grow_at on; they fade out over
-    an equal share; 0: none, as in the paper."""
+    """exlm only: share of the steps, from grow_at on, with fixed parallel chains as edges. The
+    chains then fade out over an equal share of the steps. 0, as in the paper: no chains."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Of matrix products; normalisations, the transition matrix and the dynamic programme stay in
-    fp32. auto: bf16 on a GPU that has it, otherwise fp32."""
+    """Precision of matrix products; normalisations, the transition matrix and the dynamic programme
+    stay in fp32. auto: bf16 on a GPU that supports it, otherwise fp32."""
     max_skipped: Annotated[Count, Effect.COURSE, RARE] = 10
-    """Stop after this many steps in a row whose loss or gradient is not finite; each is skipped."""
+    """Stop after this many steps in a row with a non-finite loss or gradient; each is skipped."""
     compile: Annotated[bool, RARE] = False
-    """Compile the encoder's layers with torch.compile; the rest stays as it is."""
+    """Compile the encoder's layers, and nothing else, with torch.compile."""
     save_every: Annotated[Count, Effect.NOTHING, RARE] = 500
     """Steps between checkpoints; the last step is always saved."""
     keep_last: Annotated[Natural, Effect.NOTHING, RARE] = 3
-    """Newest checkpoints to keep; 0: all."""
+    """Number of newest checkpoints to keep; 0: all."""
     log_every: Annotated[Count, Effect.NOTHING, RARE] = 10
     """Steps between lines of metrics.jsonl."""
     tensorboard: Annotated[bool, Effect.NOTHING, RARE] = False
-    """Write the numbers of metrics.jsonl to OUTPUT/tensorboard too, for TensorBoard."""
+    """Also write the numbers of metrics.jsonl to OUTPUT/tensorboard, for TensorBoard."""
     validate_every: Annotated[Count, Effect.COURSE] = 200
     """Steps between validations; the last step is always validated."""
     validation_rows: Annotated[Count, Effect.COURSE, RARE] = 512
-    """Held-out rows per validation, from all over them."""
+    """Held-out rows per validation, evenly spread over all of them."""
     num_threads: Annotated[Threads | None, Effect.COURSE] = None
-    """CPU threads; none: torch's choice."""
+    """Number of CPU threads; if not set, PyTorch's choice."""
     device: Annotated[str, Effect.NOTHING] = "auto"
-    """auto, cpu, cuda or cuda:N."""
+    """Device to train on: auto, cpu, cuda or cuda:N."""
 
     def __post_init__(self) -> None:
         if self.grow_at and self.start_from is not None:
@@ -293,9 +295,11 @@ class TrainConfig:
             )
 
     def rate(self, step: int, grown_at: int = 0) -> float:
-        """Learning rate of a step, from 0: linear warm-up, the peak until ``decay_from``, then
-        linear decay to 0 after the last step (polynomial decay, power 1). Adam's moments are reset
-        when an MLM grows, so the rate warms up once more."""
+        """Learning rate of a step, counted from 0.
+
+        It warms up linearly, stays at its peak until ``decay_from``, and decays linearly to 0 after
+        the last step (polynomial decay, power 1). Adam's moments are reset when an MLM grows, so
+        the rate warms up once more."""
         update = step + 1
         rate, left = self.learning_rate, self.steps - update + 1
         peak_ends = max(self.warmup_steps, round(self.decay_from * self.steps))

@@ -1,4 +1,4 @@
-"""Command-line options: help comes from the docstring, mistakes are one line.
+"""Command-line options, with help made from docstrings and mistakes reported in one line.
 
 Commands that take settings use ``settings_parser``, the others ``command_parser``. ``parse`` reads
 the command line of ``pretrain``.
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         )  # fmt: skip
 
     def error(self, message: str) -> NoReturn:
-        """Raise ``UserError`` about a mistake."""
+        """Raise argparse's message as a one-line ``UserError``."""
         message = " ".join(message.split())
         if unknown := re.match(r"unrecognized arguments: (\S+)", message):
             kind = "option" if unknown[1].startswith("-") else "argument"
@@ -69,13 +69,13 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def command_parser(command: str, text: str, **more: Any) -> Parser:
-    """A parser that has no options yet.
+    """A parser with help, but no options of the command's own yet.
 
     Args:
-        command: as typed, such as ``python -m exlm_mini.fill``.
-        text: docstring of its module. Its first line, without the command's name, becomes the
-            description; the other lines end the help, stripped of reStructuredText marks.
-        more: arguments of ``argparse.ArgumentParser``.
+        command: what a user types, such as ``python -m exlm_mini.fill``.
+        text: docstring of the command's module. Its first line, without the command's name, becomes
+            the description; the other lines end the help, stripped of reStructuredText marks.
+        more: further arguments of ``argparse.ArgumentParser``.
     """
     first, _, rest = text.partition("\n")
     first = first.removesuffix(" ::")
@@ -107,7 +107,7 @@ FINITE = ConfigDict(allow_inf_nan=False)
 
 
 def of(hint: Any) -> Callable[[str], Any]:
-    """The argparse type of an option that is no setting, with the bounds of its type."""
+    """An argparse ``type`` that checks a value against a type hint, for options beside settings."""
 
     def read(word: str) -> Any:
         try:
@@ -123,7 +123,7 @@ def settings_parser(
 ) -> Parser:
     """A ``command_parser`` with an option for every setting of some classes.
 
-    ``given`` picks the settings that were given out of what it parses.
+    ``given`` extracts the settings that a user gave from the namespace that the parser returns.
 
     Args:
         groups: settings classes by the prefix of their options; an empty prefix for options
@@ -149,8 +149,8 @@ def settings_parser(
 
 
 def given(found: argparse.Namespace, group: str = "") -> dict[str, Any]:
-    """The settings among the options that a ``settings_parser`` found: words by dotted name, or
-    those of one group, such as ``data.``, by the rest of their names."""
+    """The settings that a user gave, as strings by dotted name, from the namespace of a
+    ``settings_parser``; only those of ``group``, such as ``data.``, without that prefix."""
     prefix = f"given.{group}"
     nothing: dict[str, Any] = {"null": None, "none": None, "['null']": [], "['none']": []}
     return {
@@ -161,7 +161,7 @@ def given(found: argparse.Namespace, group: str = "") -> dict[str, Any]:
 
 
 def _option(setting: Any) -> dict[str, Any]:
-    """Arguments of ``add_argument`` for one setting, as pydantic describes it."""
+    """Arguments of ``add_argument`` for one setting, made from pydantic's description of it."""
     kind, default = setting.annotation, setting.default
     option: dict[str, Any] = {"default": argparse.SUPPRESS}
     notes = []
@@ -176,7 +176,7 @@ def _option(setting: Any) -> dict[str, Any]:
         kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
         notes, kind = [", ".join(get_args(kind))], str
-    if default is not None:  # otherwise the text explains the default
+    if default is not None:  # otherwise the docstring explains the default
         notes.append(f"default {str(default).lower() if kind is bool else default}")
     metavar = {int: "N", float: "X", bool: "true|false", str: "TEXT"}[kind]
     text = " ".join(setting.description.split()).rstrip(".")
@@ -192,7 +192,7 @@ class Request(NamedTuple):
 
     config: RunConfig
     options: argparse.Namespace
-    """Those that are no settings."""
+    """Options that are not settings, such as ``--dry-run``."""
 
 
 def parse(argv: list[str]) -> Request:
@@ -209,10 +209,10 @@ def parse(argv: list[str]) -> Request:
         )
     recipe = RunConfig(recipe="none") if found.recipe is None else load_recipe(found.recipe)
     start = getattr(found, "from")
-    # The recipe's own first stage is not needed then.
+    # A run that starts from a trained MLM does not need the recipe's own first stage.
     before = {} if start is None else {"train.start_from": start, "train.grow_at": 0.0}
     asked = given(found)
-    if "data.source" in asked:  # in place of the corpus that the recipe has
+    if "data.source" in asked:  # replaces the prepared corpus of the recipe
         before["data.pack"] = None
     return Request(replaced(recipe, before | asked), found)
 

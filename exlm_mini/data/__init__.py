@@ -1,6 +1,6 @@
-"""From text, molecules or a grammar to masked batches of token ids.
+"""Turn text, molecules or the sentences of a grammar into masked batches of token ids.
 
-``toy`` languages have a known distribution; ``sources`` reads files, LMDB and the hub. ``corpus``
-makes what a run trains on: the ``pipeline`` turns ``shards`` of documents, which survive a kill,
-into ``packs`` of rows. ``masking`` draws the masks, ``batches`` puts rows together.
+``toy`` defines languages with a known distribution; ``sources`` reads files, LMDB and the hub.
+``corpus`` prepares the data of a run: ``pipeline`` turns ``shards`` of documents, which survive an
+interruption, into ``packs`` of rows. ``masking`` draws the masks, ``batches`` puts rows together.
 """

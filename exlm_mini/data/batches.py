@@ -1,9 +1,9 @@
-"""The rows of a step: a pure function of (seed, step), so resuming needs no state.
+"""The batches of each step, a pure function of (seed, step), so resuming needs no saved state.
 
 Shapes: R rows of a pack, B rows of a batch, N tokens of a row.
 
 The rows do not depend on the number of processes either: process r of W works on the micro-batches
-``micro * W + r`` of a step.
+numbered ``micro * W + r`` within a step.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.packs import Pack
 
 BUCKET_BATCHES = 64
-"""Rows of unequal length are sorted by length within this many batches."""
+"""Number of batches in a window, within which rows of unequal length are sorted by length."""
 
 VALIDATION_EPOCH = 1 << 40
-"""Epoch counter of validation masks: never reached by training."""
+"""Epoch number from which validation masks are drawn; training never reaches it."""
 
 
 def epoch_order(lengths_R: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-    """Order of the rows in one epoch; every row once.
+    """Order in which one epoch visits the rows, each of them once.
 
     Rows of unequal length (molecules) are bucketed: the random order is cut into windows of
     ``BUCKET_BATCHES`` batches, each window is sorted by length, and its batches are shuffled,
     so a batch holds rows of similar length and little padding. The rows that complete the last
-    batch of the epoch before, and those left over for the first of the next, stay in random order.
+    batch of the previous epoch, and those left over for the first batch of the next epoch, stay in
+    random order.
 
     Returns:
         int64 permutation of 0..R-1.
@@ -52,13 +53,13 @@ def epoch_order(lengths_R: np.ndarray, batch_size: int, seed: int, epoch: int) -
 
 
 class TrainingBatches:
-    """Masked batches of a pack, by step.
+    """Masked training batches of a pack, looked up by step.
 
     A batch may hold the last rows of one epoch and the first rows of the next.
 
     Args:
-        batch_size: rows of a step, over all processes.
-        micro_size: rows of a micro-batch; None: one micro-batch per process.
+        batch_size: rows per step, over all processes.
+        micro_size: rows per micro-batch; None gives each process a single micro-batch.
     """
 
     def __init__(
@@ -97,16 +98,17 @@ class TrainingBatches:
 
 
 class TokenBatches:
-    """Masked batches of about equally many tokens, by step (Table 7).
+    """Masked batches with about the same number of tokens each, looked up by step (Table 7).
 
-    Rows are sorted by length, longest first and in random order within a length. Each micro-batch
-    takes as many rows as fit, padding counted, and the micro-batches are shuffled, as with
-    fairseq's ``--max-tokens``. The sequence of lengths is the same in every epoch, hence also the
-    number of micro-batches, so a step can find its own without visiting earlier steps.
+    Rows are sorted by length, longest first, with rows of equal length in random order. Each
+    micro-batch takes as many rows as fit, padding included, and the micro-batches are shuffled, as
+    with fairseq's ``--max-tokens``. The sorted lengths are the same in every epoch, and so is the
+    number of micro-batches; a step can find its micro-batches without visiting earlier steps.
 
     Args:
-        num_tokens: most tokens of a micro-batch: rows times the longest of them, before expansion.
-        num_parts: micro-batches of a step, over all processes.
+        num_tokens: largest size of a micro-batch, in tokens before expansion: its number of rows
+            times the length of the longest.
+        num_parts: micro-batches per step, over all processes.
     """
 
     def __init__(
@@ -123,18 +125,18 @@ class TokenBatches:
         while starts[-1] < len(falling_R):
             starts.append(starts[-1] + num_tokens // int(falling_R[starts[-1]]))
         self.starts = np.minimum(starts, len(falling_R))
-        """First row of each micro-batch in the order of lengths; the last entry is R."""
+        """Index of each micro-batch's first row in the sorted order; the last entry is R."""
         self._order = lru_cache(maxsize=2)(self._draw_order)
 
     def _draw_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows by falling length, and the order of an epoch's micro-batches."""
+        """Draw one epoch: its rows by falling length, and the order of its micro-batches."""
         random = np.random.default_rng([self.seed, epoch])
         row_R = random.permutation(len(self.pack))
         row_R = row_R[np.argsort(-self.pack.lengths_R[row_R], kind="stable")]
         return row_R, random.permutation(len(self.starts) - 1)
 
     def rows(self, part: int) -> tuple[np.ndarray, int]:
-        """Row numbers (B,) and epoch of a micro-batch, counted from the start of the run."""
+        """Row numbers (B,) and epoch of micro-batch ``part``, counted from the start of the run."""
         epoch, place = divmod(part, len(self.starts) - 1)
         row_R, order = self._order(epoch)
         start, end = self.starts[order[place] : order[place] + 2]
@@ -154,18 +156,19 @@ def validation_batches(
     batch_size: int,
     numbers: Iterable[int] | None = None,
 ) -> Iterator[MaskedBatch]:
-    """``num_rows`` rows, sorted by length; a row has the same masks at every call.
+    """Masked batches of ``num_rows`` rows in order of length; every call draws the same masks.
 
     Args:
-        num_rows: see ``Pack.spread``.
-        batch_size: rows of a batch; the last may have fewer.
-        numbers: of the batches to make, from 0; None: all.
+        num_rows: number of rows, which ``Pack.spread`` chooses.
+        batch_size: rows per batch; the last batch may have fewer.
+        numbers: which batches to make, counted from 0; None makes all of them.
     """
     row_R = pack.spread(num_rows)
     row_R = row_R[np.argsort(pack.lengths_R[row_R], kind="stable")]
     for number in range(-(-len(row_R) // batch_size)) if numbers is None else numbers:
         row_B = row_R[number * batch_size : (number + 1) * batch_size]
-        # Rounded for each row by itself: one draw for all would favour one seed over another.
+        # With the row number as the step, the number of masks is rounded for each row separately:
+        # one draw for all rows would favour one seed over another.
         yield _masked(pack, masker, row_B, VALIDATION_EPOCH, row_B)
 
 
@@ -176,5 +179,5 @@ def _masked(
     epoch_B: np.ndarray | int,
     step: np.ndarray | int,
 ) -> MaskedBatch:
-    """Rows of a pack with their masks; ``epoch_B`` may be one epoch for all rows."""
+    """Mask some rows of a pack; ``epoch_B`` may be a single epoch for all of them."""
     return masker(pack.gather(row_B), np.broadcast_to(epoch_B, row_B.shape), row_B, step)

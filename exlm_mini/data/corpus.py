@@ -3,9 +3,9 @@
 A prepared corpus is a directory with these files::
 
     tokenizer.json      the tokenizer of both packs
-    train.*             pack of the training rows (files as in packs)
+    train.*             pack of the training rows (see packs for its files)
     validation.*        pack of the held-out rows
-    corpus.json         its settings, versions, sources and packs, written last
+    corpus.json         settings, versions, sources and hashes of the packs, written last
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from exlm_mini.data.tokenizer import given_tokenizer, word_level
 from exlm_mini.data.toy_grammars import grammar
 
 SHARDS = ".shards"
-"""Working files of an unfinished corpus."""
+"""Folder for the working files of an unfinished corpus."""
 NUM_VALIDATION_SENTENCES = 4096
 
 
 class Corpus(NamedTuple):
-    """A prepared corpus, open and verified."""
+    """A prepared corpus, opened and verified."""
 
     train: Pack
     validation: Pack
     tokenizer_path: Path
     kind: str
-    """Of the data: toy, text or smiles."""
+    """Kind of data: toy, text or smiles."""
 
 
 def prepare_corpus(
@@ -55,18 +55,18 @@ def prepare_corpus(
     cleaning: Cleaning | None = None,
     num_workers: int = 1,
 ) -> Corpus:
-    """Open ``data.pack``, or make a corpus, go on making it, or open it if it is finished.
+    """Open ``data.pack`` if it is set; otherwise make, resume or open the corpus in ``directory``.
 
-    Finished shards are kept when it fails, and the same call goes on from them. A toy row is a
-    sentence between [BOS] and [EOS] and ignores ``data.block_length``.
+    If a call fails, the finished shards are kept, and the same call resumes from them. A toy row is
+    one sentence between [BOS] and [EOS], whatever ``data.block_length`` is.
 
     Args:
         data: what to read and how to cut it.
-        directory: empty, or left by an earlier call; for one process at a time.
-        seed: of the split, and of sentences drawn from a grammar.
-        report: receives lines about the corpus.
-        cleaning: of molecules; None: as they are.
-        num_workers: processes; the packs do not depend on it.
+        directory: new, empty, or left by an earlier call; only one process may use it at a time.
+        seed: for the split, and for drawing sentences from a grammar.
+        report: called with one-line messages about the corpus.
+        cleaning: how to clean molecules; None leaves them as they are.
+        num_workers: number of processes that clean molecules; the packs do not depend on it.
     """
     if data.pack is not None:
         return open_corpus(data.pack, data)
@@ -108,7 +108,7 @@ def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
     """Open a prepared corpus and verify its files; needs only numpy and torch.
 
     Args:
-        data: ``kind``, and for toy the grammar, must be those of the corpus.
+        data: its ``kind``, and for toy its ``grammar``, must be those of the corpus.
     """
     directory = Path(directory)
     path = directory / "corpus.json"
@@ -144,14 +144,14 @@ def _versions(kind: str) -> dict[str, str]:
 
 
 def _write_toy(data: DataConfig, seed: int, directory: Path) -> None:
-    """The packs of a grammar, whose sentences are drawn independently."""
+    """Write the packs of a grammar, whose sentences are drawn independently."""
     language = grammar(data.grammar)
     tokenizer = word_level(language.words)
     tokenizer.save(directory / "tokenizer.json")
     sizes = (data.num_sentences, NUM_VALIDATION_SENTENCES)
     for stream, (name, num_sentences) in enumerate(zip(PACKS, sizes, strict=True)):
         sentences = language.sample(num_sentences, (seed, stream))
-        token_ids = sentences + len(SPECIAL_TOKENS)  # words stand behind them
+        token_ids = sentences + len(SPECIAL_TOKENS)  # the ids of words follow those
         write_pack(
             directory / f"{name}.json",
             [framed_rows(token_ids, tokenizer.special_ids)],
@@ -165,8 +165,8 @@ def _write_toy(data: DataConfig, seed: int, directory: Path) -> None:
 
 
 def _working_folder(directory: Path, seal: str) -> Path:
-    """Make the directory, with a folder for the shards of the corpus of this seal alone; one with
-    files that are not ours is refused."""
+    """Make the directory and its folder for the shards of the corpus with this seal; remove shards
+    of other seals, and refuse a directory that holds other files."""
     directory.mkdir(parents=True, exist_ok=True)
     foreign = sorted(p.name for p in directory.iterdir() if not p.name.startswith("."))
     if foreign and not (directory / SHARDS).is_dir():
@@ -183,7 +183,7 @@ def _working_folder(directory: Path, seal: str) -> Path:
 
 
 def _check_same(directory: Path, settings: dict[str, Any]) -> None:
-    """Check that a corpus was made with these settings, from files as they are now."""
+    """Check that a corpus was made with these settings, and that its sources have not changed."""
     stored = read_json(directory / "corpus.json")
     for name, value in settings.items():
         if stored["settings"].get(name) != value:
@@ -192,7 +192,7 @@ def _check_same(directory: Path, settings: dict[str, Any]) -> None:
                 f"not {value}; choose another directory or remove this one"
             )
     for path, digest in stored["files"].items():
-        # A source may be gone, but one that has changed would go unnoticed.
+        # A source may be missing by now, but a changed one would otherwise go unnoticed.
         if Path(path).is_file() and sha256_of(Path(path)) != digest:
             raise UserError(
                 f"{path} has changed since {directory} was prepared from it; choose another "

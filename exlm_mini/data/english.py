@@ -9,9 +9,9 @@ from collections.abc import Iterator
 def embedded_english() -> Iterator[str]:
     """Python's reference manual, which comes with every CPython: about 50,000 words.
 
-    A document is a section: its heading, then one paragraph per line; code and grammar keep their
-    line breaks. Sections that appear under two topics are used once. The text differs a little
-    between Python versions.
+    A document is a section: its heading, then one paragraph per line; code and grammar rules
+    keep their line breaks. Sections that appear under two topics are used once. The text differs a
+    little between Python versions.
     """
     from pydoc_data.topics import topics
 
@@ -34,7 +34,7 @@ def _sections(topic: str) -> Iterator[str]:
 
 
 def _unwrapped(lines: list[str]) -> str:
-    """Prose on one line, below the term it explains; code, which has short lines, unchanged."""
+    """Join lines of prose, but not with a term above them; keep code, whose lines are short."""
     is_below_term = len(lines) > 2 and all(line.startswith("   ") for line in lines[1:])
     term, body = (lines[:1], lines[1:]) if is_below_term else ([], lines)
     if all(len(line) >= 40 for line in body[:-1]):

@@ -1,7 +1,7 @@
-"""Reading files from outside, and writing files that survive a crash.
+"""Read files from outside, and write files that survive a crash.
 
-A file of ours gets its name only when it is complete and on the disk; JSON files have a seal that
-shows whether they were edited.
+A file that this package writes gets its name only once it is complete and on the disk; JSON files
+carry a seal that shows whether they were edited.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DAMAGE = (
     OSError, ValueError, KeyError, OverflowError, RecursionError, EOFError, StopIteration,
     zlib.error, lzma.LZMAError,
 )  # fmt: skip
-"""What parsers raise for a file they cannot read."""
+"""Exceptions that parsers raise for a file they cannot read."""
 
 
 # ---- writing ----
@@ -35,8 +35,8 @@ DAMAGE = (
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name only when it is completely on the disk."""
-    # One per process: a worker of a killed command may write for a moment longer.
+    """Open a file for writing; it gets its name only once it is completely on the disk."""
+    # One name per process, as a worker of a killed command may keep writing for a moment.
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as stream:
@@ -46,7 +46,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         os.rename(partial, path)
     except OSError as error:
         if error.filename is None or str(error.filename) == str(partial):
-            error.filename = str(path)  # as it was asked for; a full disk names no file
+            error.filename = str(path)  # the path asked for; a full disk names no file
         raise
     finally:
         with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file; a crash leaves the old contents or the new."""
+    """Replace a file; a crash leaves either the old contents or the new."""
     with whole_file(path) as stream:
         stream.write(data)
 
@@ -68,7 +68,7 @@ def write_synced(path: Path, data: bytes) -> None:
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
-        error.filename = str(path)  # a full disk names none
+        error.filename = str(path)  # the error of a full disk names no file
         raise
 
 
@@ -88,12 +88,14 @@ def sync_directory(path: Path) -> None:
 def reading(
     path: object, remedy: str = ANOTHER, errors: type[Exception] = OSError
 ) -> Iterator[None]:
-    """Context of a parser at work on one file; our own code inside would hide its bugs.
+    """Context manager that turns a parser's errors into a ``UserError`` about the file.
+
+    Only the parser belongs inside it: bugs in our own code would be reported as a damaged file.
 
     Args:
-        path: name of the file, or of what else is read, in the message.
-        remedy: end of the message.
-        errors: what the parser raises besides ``DAMAGE``.
+        path: the file, or a name for whatever else is read, for the message.
+        remedy: advice at the end of the message.
+        errors: exception that the parser raises besides those in ``DAMAGE``.
     """
     try:
         yield
@@ -107,7 +109,8 @@ def reading(
 
 
 def refused(error: OSError) -> UserError:
-    """An unexpected error of the system about a file, as one line; raises it if it names none."""
+    """The one-line ``UserError`` for an unexpected ``OSError``; raises ``error`` itself if it names
+    no file, unless the disk is full."""
     if error.errno in NO_SPACE:
         return UserError(f"no space left to write {error.filename or 'the output'}; make room")
     if error.filename is None:
@@ -124,7 +127,7 @@ def refused(error: OSError) -> UserError:
 
 
 def check_file(path: Path) -> None:
-    """Refuse a path that is no file, before anything is imported or read for it."""
+    """Refuse a path that is not a file, before anything is imported or read for it."""
     if not path.is_file():
         why = "it is a directory" if path.is_dir() else "no such file"
         raise UserError(f"cannot read {path} ({why}); give an existing path")
@@ -137,7 +140,7 @@ def read_bytes(path: str | Path, remedy: str = ANOTHER) -> bytes:
 
 
 def sha256_of(path: Path) -> str:
-    """sha256 of a file; hexadecimal."""
+    """SHA-256 of a file, in hexadecimal."""
     with reading(path), open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -149,11 +152,11 @@ def write_json(path: Path, content: dict) -> None:
     """Write a JSON file, with the sha256 of its content as the field ``seal``."""
     sealed = {**content, "seal": seal_of(content)}
     text = json.dumps(sealed, indent=2, ensure_ascii=False) + "\n"
-    write_atomically(path, text.encode(errors="backslashreplace"))  # half a character in a path
+    write_atomically(path, text.encode(errors="backslashreplace"))  # lone surrogates in paths
 
 
 def read_json(path: Path, remedy: str = REMEDY) -> dict:
-    """The JSON object that ``write_json`` wrote, without its seal; an edited one is refused."""
+    """Read the JSON object that ``write_json`` wrote, without its seal; refuse an edited file."""
     data = read_bytes(path, remedy)
     with reading(path, remedy):
         content = json.loads(data)
@@ -163,5 +166,5 @@ def read_json(path: Path, remedy: str = REMEDY) -> dict:
 
 
 def seal_of(content: dict) -> str:
-    """sha256 of a JSON object's content, independent of its layout; hexadecimal."""
+    """SHA-256 of a JSON object's content, independent of its layout, in hexadecimal."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

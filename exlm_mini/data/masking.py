@@ -3,7 +3,8 @@
 Shapes: B rows, N input tokens, k copies of a token.
 
 All noise is a pure function of counters (seed, epoch, sample, position): masks need no generator
-state, do not depend on how rows are grouped into batches, and a resumed run draws them again.
+state, they do not depend on how rows are grouped into batches, and a resumed run draws the same
+ones again.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 class MaskedBatch(NamedTuple):
     """Rows with some tokens hidden.
 
-    masked_ids_BN holds the [MASK] id where is_masked_BN is true and the token elsewhere,
-    token_ids_BN the tokens before masking; int64, bool, int64.
+    ``masked_ids_BN`` (int64) holds the [MASK] id where ``is_masked_BN`` (bool) is true and the
+    token elsewhere; ``token_ids_BN`` (int64) holds the tokens before masking.
     """
 
     masked_ids_BN: Tensor
@@ -68,15 +69,15 @@ def counter_uniform(*counters: int | np.ndarray) -> np.ndarray:
 def num_masks(
     mask_ratio: float, num_maskable_B: Tensor, seed: int, step: int | np.ndarray
 ) -> Tensor:
-    """Masks per row: ``p n`` rounded up or down at random, with mean ``p n`` and at least 1.
+    """Number of masks per row: ``p n`` rounded up or down at random, with mean ``p n``, at least 1.
 
     The rounding is drawn from (seed, step), the same for every row of an optimiser step, so
-    rows of one length keep one expanded length and batches keep static shapes.
+    rows of equal length expand to equal length and batches keep static shapes.
 
     Args:
-        mask_ratio: p, share of maskable tokens.
-        num_maskable_B: int64, tokens of each row that may be masked.
-        step: counter of the rounding, one for all rows or one for each.
+        mask_ratio: p, the share of maskable tokens to mask.
+        num_maskable_B: n, int64, the number of tokens of each row that may be masked.
+        step: counter from which the rounding is drawn, one for all rows or one per row.
 
     Returns:
         int64 (B,), never more than ``num_maskable_B``.
@@ -97,16 +98,17 @@ def choose_fixed_count(noise_BN: Tensor, is_maskable_BN: Tensor, count_B: Tensor
 
 
 def span_noise(noise_BN: Tensor, is_maskable_BN: Tensor, length_BN: Tensor) -> Tensor:
-    """Noise with which ``choose_fixed_count`` hides spans in place of single tokens; (B, N).
+    """Noise that makes ``choose_fixed_count`` hide spans instead of single tokens; (B, N).
 
     Every maskable token may start a span, and a token takes the smallest noise of the spans that
-    cover it. So spans are hidden in the order of the noise of their starts, and the last one is
-    cut where the number of masks is reached. Spans may touch, overlap, and end with the row.
+    cover it. So spans are hidden in the order of the noise at their starts; the last is cut off
+    once the number of masks is reached. Spans may touch, overlap, or be cut off by the row's end.
 
     Args:
-        noise_BN: in [0, 1), of the span that starts at each position.
+        noise_BN: noise in [0, 1) of the span that starts at each position.
         is_maskable_BN: bool.
-        length_BN: int64, its length in tokens; 1 everywhere changes nothing.
+        length_BN: int64, length in tokens of the span that starts at each position; 1 everywhere
+            hides single tokens.
     """
     start_BN = noise_BN.masked_fill(~is_maskable_BN, 2.0)
     spans_BN = start_BN.clone()
@@ -123,12 +125,14 @@ def unit_noise(
     epoch_B: np.ndarray,
     sample_B: np.ndarray,
 ) -> Tensor:
-    """Noise with which ``choose_fixed_count`` hides units, by the rule of ``span_noise``; (B, N).
+    """Noise that makes ``choose_fixed_count`` hide units, by the rule of ``span_noise``; (B, N).
 
     Args:
-        units_B: for each row the places of the tokens of its units; each token is in at least one.
+        units_B: units of each row, as the positions of their tokens; every token is in at least
+            one unit.
         num_tokens: N.
-        seed, epoch_B, sample_B: counters of the noise of a unit, with its first and last place.
+        seed, epoch_B, sample_B: counters from which the noise of a unit is drawn, together with
+            its first and last position.
     """
     row_U = np.repeat(np.arange(len(units_B)), [len(units) for units in units_B])
     units_U = [unit for units in units_B for unit in units]
@@ -144,9 +148,9 @@ def unit_noise(
 
 
 def geometric_lengths(uniform_BN: np.ndarray, mean: int) -> np.ndarray:
-    """Lengths with P(n) proportional to (1 - 1/mean)^n, from 1 to twice the mean; int64.
+    """Draw lengths n from 1 to twice the mean, with P(n) proportional to (1 - 1/mean)^n; int64.
 
-    SpanBERT (Joshi et al. 2020, §3.1) has a mean of 5 before the cut at 10, 3.8 after it.
+    SpanBERT (Joshi et al. 2020, §3.1) uses a mean of 5, which the cut at 10 lowers to 3.8.
     """
     weight_X = (1 - 1 / mean) ** np.arange(2 * mean)
     return 1 + np.searchsorted(weight_X.cumsum() / weight_X.sum(), uniform_BN, side="right")
@@ -161,7 +165,7 @@ def repeat_tokens(token_ids_BN: Tensor, num_copies: int) -> Tensor:
 
 
 def is_inner(token_ids_BN: Tensor, special_ids: SpecialIds) -> Tensor:
-    """Which tokens are of the text: neither padding nor [BOS] nor [EOS]; bool, of any shape."""
+    """Which tokens belong to the text: neither padding nor [BOS] nor [EOS]; bool, any shape."""
     frame = [special_ids.pad, special_ids.bos, special_ids.eos]
     return ~torch.isin(token_ids_BN, token_ids_BN.new_tensor(frame))
 
@@ -170,7 +174,8 @@ def is_inner(token_ids_BN: Tensor, special_ids: SpecialIds) -> Tensor:
 class Masker:
     """Hides tokens of a batch according to the masking settings.
 
-    Only [MASK] is ever written (no random or kept tokens), as in the released command.
+    Every hidden token becomes [MASK]; none is kept or replaced by a random one, as in the released
+    command.
     Padding, [BOS] and [EOS] are never masked; [SEP] is a token like any other.
     """
 
@@ -180,10 +185,10 @@ class Masker:
     num_copies: int = 1
     """Copies of each token, masked independently of each other; above 1 for Repeated MLM."""
     slots: tuple[int, ...] = ()
-    """Positions masked by the strategy ``slots``, counted from [BOS] = 0."""
+    """Positions masked by the strategy ``slots``, counted from 0 at [BOS]."""
     units: Units | None = None
-    """Finds what the strategy ``units`` hides together. A unit with more tokens than the row has
-    masks does not count, so the first one drawn is hidden whole."""
+    """Finds the tokens that the strategy ``units`` hides together. Units with more tokens than the
+    row has masks are not used, so the first unit drawn is always hidden whole."""
 
     def __call__(
         self,
@@ -196,8 +201,9 @@ class Masker:
 
         Args:
             token_ids_BN: int64 on the CPU, padded with the pad id.
-            epoch_B, sample_B: counters of each row: its epoch and its number.
-            step: optimiser step, for the rounding of the number of masks; see ``num_masks``.
+            epoch_B, sample_B: epoch and number of each row, from which its masks are drawn.
+            step: optimiser step, from which the rounding of the number of masks is drawn; see
+                ``num_masks``.
 
         Returns:
             The batch; N is multiplied by ``num_copies``.
@@ -217,7 +223,7 @@ class Masker:
         sample_B: np.ndarray,
         step: int | np.ndarray,
     ) -> Tensor:
-        """The positions to mask, bool (B, N); arguments as above, any ``is_maskable_BN``."""
+        """Positions to mask among the maskable ones, bool (B, N); arguments as for ``__call__``."""
         if self.masking.strategy == "slots":
             is_slot_N = torch.zeros(is_maskable_BN.shape[1], dtype=torch.bool)
             is_slot_N[list(self.slots)] = True

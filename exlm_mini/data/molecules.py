@@ -1,7 +1,7 @@
-"""Molecules as SMILES: the embedded ones, reading one with RDKit, and cleaning them.
+"""Molecules as SMILES: an embedded data set, reading with RDKit, and cleaning.
 
 The 19 million molecules of the paper are single fragments without stereo marks, in canonical
-SMILES; raw collections are not. Every change is optional.
+SMILES; raw collections are not. Every step of the cleaning is optional.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ def embedded_molecules() -> Iterable[str]:
 
 
 def read_molecule(smiles: str, *options: Any) -> Any:
-    """RDKit's molecule with at least one atom; None if there is none or reading would take too
-    long.
+    """Read a molecule with RDKit; None if that fails, finds no atom, or would take too long.
 
     RDKit overflows its stack at some ten thousand nested parentheses, and its search for rings and
     alternating bonds takes minutes if a hundred rings share atoms. Within our limits the worst
-    case we found takes four seconds. The largest molecule in our data, a peptide of SIDER, has
+    case we found takes four seconds. The largest molecule in our data, a peptide in SIDER, has
     1,340 characters and 46 rings.
 
     Args:
-        options: ``Chem.SmilesParserParams``, if any.
+        options: ``Chem.SmilesParserParams`` in place of RDKit's default, if any.
     """
     from rdkit import Chem, rdBase
 
@@ -49,7 +48,7 @@ def read_molecule(smiles: str, *options: Any) -> Any:
     marks = re.findall(r"\[[^]]*\]|(%\(\d+\)|%\d\d|\d)", smiles)
     if sum(map(bool, marks)) > 2 * MAX_RINGS:
         return None
-    with rdBase.BlockLogs():  # it would explain each rejection on stderr
+    with rdBase.BlockLogs():  # RDKit would explain each rejection on stderr
         molecule = Chem.MolFromSmiles(smiles, *options)
     return molecule if molecule is not None and molecule.GetNumAtoms() else None
 
@@ -64,18 +63,18 @@ def require_rdkit() -> None:
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Changes to every molecule, in this order."""
+    """Changes made to every molecule, in this order."""
 
     largest_fragment: bool = False
-    """Keep the fragment with most heavy atoms (then weight), which removes salts and solvents."""
+    """Keep the fragment with the most heavy atoms (then weight); removes salts and solvents."""
     strip_stereo: bool = False
-    """Remove @, @@, / and the backslash."""
+    """Remove the stereo marks @, @@, / and the backslash."""
     canonical: bool = False
     """Write RDKit's canonical SMILES; otherwise an unchanged molecule keeps its spelling."""
 
     @classmethod
     def needed_by(cls, tokenizer: Tokenizer) -> Cleaning:
-        """What a vocabulary needs: no stereo marks if it has none."""
+        """What a tokenizer needs: stereo marks are removed if its vocabulary has none of them."""
         marks = ("[C@H]", "[C@@H]", "/", "\\")
         return cls(strip_stereo=all(tokenizer.unknown_pieces(mark) for mark in marks))
 
@@ -84,14 +83,14 @@ class Molecule(NamedTuple):
     """A cleaned molecule."""
 
     key: str
-    """Decides the split: canonical SMILES, the same for all spellings; without cleaning, the
-    SMILES as read."""
+    """Decides the side of the split: the canonical SMILES, which all spellings share, or, without
+    cleaning, the SMILES as read."""
     spelling: str
 
 
 def clean(entry: str, cleaning: Cleaning) -> Molecule | None:
-    """One molecule, cleaned; None if RDKit reads no atom in it, or it is too large. ``entry`` is
-    its SMILES, perhaps with a name (see ``smiles_in``)."""
+    """Clean one molecule; None if RDKit reads no atom in it, or it is too large. ``entry`` is its
+    SMILES, perhaps followed by a name (see ``smiles_in``)."""
     from rdkit import Chem
 
     text = smiles_in(entry)
@@ -113,8 +112,8 @@ def clean(entry: str, cleaning: Cleaning) -> Molecule | None:
 
 
 def _size(fragment: Any) -> tuple[int, float, str]:
-    """Heavy atoms, then weight; the SMILES breaks ties."""
+    """Sort key of fragments: heavy atoms, then weight; the SMILES breaks ties."""
     from rdkit import Chem
-    from rdkit.Chem.Descriptors import MolWt  # type: ignore[attr-defined]  # made as it is loaded
+    from rdkit.Chem.Descriptors import MolWt  # type: ignore[attr-defined]  # created on import
 
     return fragment.GetNumHeavyAtoms(), MolWt(fragment), Chem.MolToSmiles(fragment)

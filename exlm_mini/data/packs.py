@@ -1,6 +1,6 @@
-"""Documents cut into rows of token ids, and packs: such rows in a memory map.
+"""Cut documents into rows of token ids, and store the rows in packs, which are memory-mapped.
 
-A pack NAME is two or three files of one directory::
+A pack called NAME consists of two or three files in one directory::
 
     NAME.bin           all rows end to end, little endian; 2 bytes per token, or 4 with a
                        vocabulary above 65,536
@@ -8,8 +8,8 @@ A pack NAME is two or three files of one directory::
                        of the last, int64
     NAME.json          shape, vocabulary, counts, and the sha256 of the files above
 
-The side file is written last, so a pack with one is complete; a pack is verified when it is opened.
-Opening and reading need only numpy and torch.
+NAME.json, the side file, is written last, so a pack that has one is complete. Opening a pack
+verifies it. Opening and reading need only numpy and torch.
 
 Dimension key: D documents, R rows of a pack, B rows of a batch, N tokens of a row, padding
 included.
@@ -40,7 +40,7 @@ OFFSET_DTYPE = "<i8"
 
 
 class Rows(NamedTuple):
-    """Some rows or documents, end to end: ``token_ids`` of shape (sum of lengths,)."""
+    """Some rows or documents, end to end; ``token_ids`` has shape (sum of lengths,)."""
 
     token_ids: np.ndarray
     lengths_R: np.ndarray
@@ -49,7 +49,7 @@ class Rows(NamedTuple):
 def block_rows(
     documents: Iterable[Rows], special_ids: SpecialIds, block_length: int, counts: Counter[str]
 ) -> Iterator[Rows]:
-    """Text as rows of equal length: documents joined by [SEP], cut, and framed by [BOS] and [EOS].
+    """Join documents with [SEP], cut them into equally long rows, and add [BOS] and [EOS] to each.
 
     Every block ends with [EOS], so that its graph ends in a boundary state, never in an ordinary
     token. Tokens after the last full block are dropped and counted (``dropped_tokens``).
@@ -72,7 +72,7 @@ def block_rows(
 
 
 def framed_rows(token_ids_RN: np.ndarray, special_ids: SpecialIds) -> Rows:
-    """Rows of one length, framed by [BOS] and [EOS]."""
+    """Frame rows of equal length with [BOS] and [EOS]."""
     framed_RN = np.pad(token_ids_RN, ((0, 0), (1, 1)))
     framed_RN[:, 0] = special_ids.bos
     framed_RN[:, -1] = special_ids.eos
@@ -82,7 +82,7 @@ def framed_rows(token_ids_RN: np.ndarray, special_ids: SpecialIds) -> Rows:
 def molecule_rows(
     documents: Iterable[Rows], special_ids: SpecialIds, block_length: int, counts: Counter[str]
 ) -> Iterator[Rows]:
-    """One row per molecule, [BOS] ... [EOS]; longer ones than ``block_length`` are dropped
+    """One row per molecule, [BOS] ... [EOS]; rows longer than ``block_length`` are dropped
     and counted (``dropped_documents``)."""
     for token_ids, lengths_D in documents:
         is_kept_D = lengths_D + 2 <= block_length
@@ -113,10 +113,10 @@ def write_pack(
 
     Args:
         path: the side file, ``DIRECTORY/NAME.json``.
-        rows: read once; may fill ``counts`` on the way.
-        row_length: length of every row; None: rows differ.
-        tokenizer: of the ids; its [PAD] fills short rows in ``Pack.gather``.
-        counts: what happened to the documents, for the side file.
+        rows: the rows, read once; reading them may fill ``counts``.
+        row_length: length of every row; None if lengths differ.
+        tokenizer: the tokenizer of the ids; its [PAD] fills short rows in ``Pack.gather``.
+        counts: what happened to the documents, recorded in the side file.
 
     Returns:
         Number of rows; if it is 0, nothing is written.
@@ -156,27 +156,27 @@ def write_pack(
 
 
 def token_dtype(vocab_size: int) -> str:
-    """The smallest type that holds every id."""
+    """The smallest NumPy dtype that holds every id."""
     return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
 def _binary_paths(path: Path) -> tuple[Path, Path]:
-    """(NAME.bin, NAME.offsets.bin) of NAME.json."""
+    """The paths NAME.bin and NAME.offsets.bin beside NAME.json."""
     return path.with_suffix(".bin"), path.with_suffix(".offsets.bin")
 
 
 class Pack:
-    """Rows of token ids on disk; every byte is verified as it is opened.
+    """Rows of token ids on disk; opening a pack verifies every byte.
 
     Attributes:
-        path: the side file.
-        row_length: tokens of every row, or None if rows differ.
-        num_tokens: of all rows together.
+        path: the side file, NAME.json.
+        row_length: tokens in every row, or None if lengths differ.
+        num_tokens: number of tokens of all rows together.
         lengths_R: tokens of each row, int64.
-        vocab_size: every id is below.
+        vocab_size: size of the vocabulary; every id is smaller.
         special_ids: ids of the special tokens.
-        tokenizer_sha256: of the tokenizer.json the ids belong to.
-        sha256: of the content, rows and boundaries, independent of names of files.
+        tokenizer_sha256: hash of the tokenizer.json that the ids belong to.
+        sha256: hash of the content (rows and their boundaries), independent of file names.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -204,20 +204,20 @@ class Pack:
         return len(self.lengths_R)
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the ids; its file lies beside the side file."""
+        """Load the tokenizer of the ids, ``tokenizer.json`` in the directory of the pack."""
         return Tokenizer.load(self.path.with_name("tokenizer.json"))
 
     def spread(self, num_rows: int) -> np.ndarray:
-        """Numbers of ``num_rows`` rows, or of all if there are fewer; int64, rising.
+        """Indices of ``num_rows`` evenly spaced rows, or of all if there are fewer; int64, rising.
 
-        They are from all over the pack, which keeps the order of sources and documents.
+        The spacing matters because a pack keeps the order of its sources and documents.
         """
         num_rows = min(num_rows, len(self))
         return np.arange(num_rows) * len(self) // num_rows
 
     def gather(self, indices: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Some rows as one batch, by their numbers from 0, repeats allowed: token_ids_BN, int64,
-        short rows filled with [PAD]."""
+        """Gather rows by index from 0, repeats allowed, into one batch ``token_ids_BN``, int64, in
+        which short rows are filled with [PAD]."""
         import torch
 
         indices = np.asarray(indices, dtype=np.int64).reshape(-1)

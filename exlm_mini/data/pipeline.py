@@ -1,8 +1,8 @@
-"""From documents to two packs: clean, split, learn a tokenizer, encode, cut rows.
+"""Turn documents into two packs: clean, split, train a tokenizer, encode, cut into rows.
 
-Each step is a function from values to values; the large ones are kept on the disk, see ``shards``.
-The packs depend neither on the number of processes nor on interruptions. Rows are grouped by source
-and never mix two; training draws them in random order.
+Each step is a function of its arguments; large intermediate results are kept on the disk, see
+``shards``. The packs depend neither on the number of processes nor on interruptions. Rows are
+grouped by source, and no row mixes two sources; training draws rows in random order.
 
 Dimension key: D documents of a shard.
 """
@@ -39,16 +39,17 @@ from exlm_mini.data.tokenizer import (
 
 PACKS = ("train", "validation")
 LESSON_BYTES = 500_000_000
-"""Most bytes of text that a tokenizer is trained on, approximately."""
+"""Approximate limit on the bytes of text that a tokenizer is trained on."""
 NUM_BUCKETS = 1 << 16
-"""Buckets of documents by hash; the first buckets are a sample that does not depend on order."""
+"""Number of buckets into which documents are hashed; the first buckets are a sample that does not
+depend on the order of the documents."""
 NUM_ENCODED = 10_000
-"""Documents that are encoded at a time."""
+"""Number of documents encoded at a time."""
 SECONDS_WITHOUT_BAR = 10
 NUM_SHOWN = 5
-"""Rejected molecules or unknown pieces in a message."""
+"""Number of rejected molecules or unknown pieces quoted in a message."""
 NUM_PIECES = 1000
-"""Unknown pieces of which the most frequent are shown."""
+"""Number of unknown pieces among which a message finds the most frequent."""
 
 
 def build_packs(job: Job, sources: list[Source], directory: Path) -> list[dict[str, Any]]:
@@ -99,14 +100,14 @@ def build_packs(job: Job, sources: list[Source], directory: Path) -> list[dict[s
 
 
 def _shown(shards: Iterable[Path], step: str) -> Iterable[Path]:
-    """Shards of a step, whose progress is shown if it takes long."""
+    """Iterate over the shards of a step, with a progress bar if it takes long."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     return tqdm(shards, step, unit="shard", delay=SECONDS_WITHOUT_BAR, mininterval=1)
 
 
 def _record(job: Job, source: Source, shards: list[Path]) -> dict[str, Any]:
-    """What became of the documents of a source; an error if RDKit rejects too many of them."""
+    """Count the documents of a source read and rejected; an error if too many are rejected."""
     num_read = sum(len(table_of(shard)) for shard in shards)
     if not num_read:
         raise UserError(f"{source.name} holds no documents; leave it out")
@@ -127,7 +128,7 @@ def _record(job: Job, source: Source, shards: list[Path]) -> dict[str, Any]:
 
 
 def held_out_bound(hashes: np.ndarray, validation_share: float) -> np.uint64:
-    """The largest hash of a held-out document; each side gets at least one."""
+    """Largest hash of a held-out document; each side of the split gets at least one document."""
     distinct = np.unique(hashes)
     if len(distinct) < 2:
         raise UserError(
@@ -153,7 +154,7 @@ def _tokenizer_for(job: Job, shards: list[Path], bound: np.uint64) -> Tokenizer:
 
 
 def _lessons(shards: list[Path], bound: np.uint64) -> Iterator[str]:
-    """Training documents: all, or a sample by their hashes of about ``LESSON_BYTES``."""
+    """Training documents for a tokenizer: all, or a sample of about ``LESSON_BYTES``, by hash."""
     share = LESSON_BYTES / sum(shard.stat().st_size for shard in shards)
     for shard in shards:
         hash_D = hashes(shard)
@@ -185,7 +186,7 @@ def _side(
     is_validation: bool,
     counts: Counter[str],
 ) -> Iterator[Rows]:
-    """The documents of a source that belong to a pack, a batch at a time."""
+    """Encode the documents of a source that belong to one pack, a batch at a time."""
     for shard in _shown(shards, "encoding"):
         table = documents(shard)
         is_mine_D = (table["hash"].to_numpy() <= bound) == is_validation

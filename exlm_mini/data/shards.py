@@ -1,7 +1,7 @@
-"""Shards of a corpus on their way to its packs: Arrow files of cleaned documents.
+"""Shards, the intermediate files between sources and packs: cleaned documents in Arrow format.
 
-A shard is a run of documents of one unit of a source, cut by size alone. A file gets its name when
-it is complete, so a call that was killed is repeated and finds what was finished.
+A shard holds consecutive documents of one unit of a source, cut by size alone. A file gets its name
+only once it is complete, so repeating a call that was killed finds the shards it had finished.
 
 Dimension key: D documents of a shard.
 """
@@ -31,26 +31,26 @@ from exlm_mini.data.molecules import Cleaning, Molecule, clean
 from exlm_mini.data.sources import Source, Unit
 
 SHARD_BYTES = 4_000_000
-"""Text of a shard; a kill loses the work on one."""
+"""Approximate size of the text in a shard; a killed call loses the work on one shard."""
 NUM_AT_ONCE = 1000
-"""Documents that a process cleans at a time."""
+"""Number of documents that a process cleans at a time."""
 
 
 class Job(NamedTuple):
-    """Arguments that all steps share."""
+    """Arguments that all steps of preparing a corpus share."""
 
     data: DataConfig
     seed: int
     cleaning: Cleaning
     num_workers: int
     folder: Path
-    """Of the shards."""
+    """Folder of the shards."""
     report: Callable[[str], None]
-    """Receives lines about the corpus."""
+    """Called with one-line messages about the corpus."""
 
 
 def shards_of(job: Job, number: int, source: Source) -> Iterator[Path]:
-    """The cleaned documents of a source. A unit is read unless all its shards are there."""
+    """Yield the shards of a source, in order; a unit is read only if it lacks a shard."""
     limit = job.data.max_documents
     for index, unit in enumerate(source.units):
         finished = job.folder / f"{number:03d}-{index:05d}.finished"
@@ -65,7 +65,7 @@ def shards_of(job: Job, number: int, source: Source) -> Iterator[Path]:
 
 
 def _read(job: Job, unit: Unit, limit: int | None, finished: Path) -> Iterator[Path]:
-    """Make the shards of a unit that are not there yet."""
+    """Yield the shards of a unit, making those that are missing."""
     import pyarrow as pa
 
     is_text = job.data.kind == "text"
@@ -98,7 +98,7 @@ def _cut(documents: Iterable[str]) -> Iterator[list[str]]:
 
 @contextmanager
 def _each(num_workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    """``map``, over so many processes."""
+    """Context manager that yields a ``map`` over this many processes."""
     if num_workers == 1:
         yield map
         return
@@ -113,7 +113,7 @@ def _each(num_workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
 
 
 def _begin_worker() -> None:
-    """A worker dies with its parent, which decides what Ctrl-C means."""
+    """Make a worker end with its parent, and leave the handling of Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
@@ -125,7 +125,7 @@ def _begin_worker() -> None:
 
 
 def _rows(texts: list[str], seed: int, cleaning: Cleaning | None) -> Any:
-    """``text`` and ``hash`` of documents; a rejected molecule has no hash."""
+    """Table with the ``text`` and ``hash`` of documents; a rejected molecule has no hash."""
     import pyarrow as pa
 
     rows = [
@@ -150,24 +150,24 @@ def hash_of(text: str, seed: int) -> int:
 
 
 def documents(shard: Path) -> Any:
-    """``text`` and ``hash`` of the documents of a shard that are kept."""
+    """Table with the ``text`` and ``hash`` of a shard's documents, without rejected molecules."""
     table = table_of(shard)
     return table.filter(table["hash"].is_valid())
 
 
 def hashes(shard: Path) -> np.ndarray:
-    """Of the documents that are kept, uint64 (D,)."""
+    """Hashes of a shard's documents, without rejected molecules; uint64 (D,)."""
     return documents(shard)["hash"].to_numpy()
 
 
 def rejected_in(shard: Path) -> list[str]:
-    """The molecules of a shard that RDKit does not read."""
+    """The molecules of a shard that RDKit rejects."""
     table = table_of(shard)
     return table["text"].filter(table["hash"].is_null()).to_pylist()
 
 
 def write_table(path: Path, table: Any) -> None:
-    """Write a file that is complete once it has its name."""
+    """Write an Arrow file, which gets its name only once it is complete."""
     import pyarrow as pa
 
     with whole_file(path) as file, pa.ipc.new_stream(file, table.schema) as writer:
@@ -175,7 +175,7 @@ def write_table(path: Path, table: Any) -> None:
 
 
 def table_of(path: Path) -> Any:
-    """The rows of a file, memory-mapped."""
+    """The table in an Arrow file, memory-mapped."""
     import pyarrow as pa
 
     return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()

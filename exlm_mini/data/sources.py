@@ -1,10 +1,10 @@
 """Sources of documents: local files, hub data sets, and data that come with Python and RDKit.
 
-A source is read in units: a local file, or one file of a data set, each from start to end. A unit
+A source is read in units, each from start to end: a local file, or one file of a data set. A unit
 has a fingerprint that changes with its content.
 
-The hub is streamed, so its files are not stored. Entries of ``NAMED`` follow cards and file lists;
-licences are what the cards state, not advice.
+Hub data sets are streamed, so their files are not stored. The entries of ``NAMED`` follow the cards
+and file lists of the data sets; a licence is what the card states, not legal advice.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class HubSet:
     config: str | None = None
     split: str = "train"
     kind: str | None = None
-    """text or smiles; None: either."""
+    """text or smiles; None if it may be either."""
     licence: str = "not known here; see the card of the data set"
     num_documents: float | None = None
     num_text_bytes: float | None = None
-    """Approximate size of the column."""
+    """Approximate size of the column that is read."""
     rows_per_document: int = 1
 
 
@@ -54,12 +54,12 @@ NAMED = {
         licence="CC BY-SA 3.0 and GFDL",
         num_documents=6_400_000, num_text_bytes=20_000_000_000,
     ),
-    # The name is all that asks for consent.
+    # Whoever writes this name consents; nothing else asks for consent.
     "bookcorpus-unlicensed": HubSet(
         "rojagtap/bookcorpus", kind="text",
         licence="none: its authors were not asked, and the original was withdrawn",
         num_documents=74_004_228 // 1000, num_text_bytes=4_900_000_000,
-        rows_per_document=1000,  # lower-cased sentences; where a book ends is not marked
+        rows_per_document=1000,  # rows are lower-cased sentences; ends of books are not marked
     ),
     "zinc": HubSet(
         "sagawa/ZINC-canonicalized", kind="smiles",
@@ -75,12 +75,12 @@ class Unit(NamedTuple):
 
     name: str
     fingerprint: str
-    """Changes with the content."""
+    """A string that changes with the content."""
     documents: Callable[[], Iterable[str]]
 
 
 class Source(NamedTuple):
-    """A source with its units; no row mixes the documents of two."""
+    """A source with its units; no row mixes documents of two sources."""
 
     name: str
     units: list[Unit]
@@ -89,7 +89,7 @@ class Source(NamedTuple):
 
 
 def hub_set(word: str) -> HubSet | None:
-    """A data set by its short name, or as ``hub:ID[,CONFIG[,SPLIT]]``; None: a file."""
+    """The data set named by a short name or ``hub:ID[,CONFIG[,SPLIT]]``; None if it is a file."""
     if not word.startswith(HUB_PREFIX):
         return NAMED.get(word)
     id, *rest = word.removeprefix(HUB_PREFIX).split(",")
@@ -100,7 +100,7 @@ def hub_set(word: str) -> HubSet | None:
 
 
 def kind_of(words: Iterable[str]) -> str | None:
-    """The kind of documents of the first named set or file that implies one; None if none does."""
+    """Kind of data implied by the first data set or file that implies one; None if none does."""
     for word in words:
         hub = hub_set(word)
         is_of_molecules = hub is None and suffix_of(Path(word)) in (".smi", ".lmdb")
@@ -110,7 +110,7 @@ def kind_of(words: Iterable[str]) -> str | None:
 
 
 def check_sources(data: DataConfig) -> None:
-    """Refuse a ``source`` that cannot be, or not of this ``kind``, before anything is read."""
+    """Check that every ``source`` is known, exists and is of this ``kind``, before any is read."""
     for word in data.source:
         suffix, kind = suffix_of(Path(word)), kind_of([word])
         if hub_set(word) is None and suffix not in SUFFIXES:
@@ -127,10 +127,10 @@ def check_sources(data: DataConfig) -> None:
 
 
 def open_sources(data: DataConfig) -> list[Source]:
-    """The sources of a corpus, checked first; consecutive files are one source.
+    """Open the sources of a corpus, after ``check_sources``; consecutive files make one source.
 
     Args:
-        data: ``source`` (none: the embedded data), ``kind``, and ``column`` of tables.
+        data: its ``source`` (empty for the embedded data), ``kind`` and, for tables, ``column``.
     """
     if not data.source:
         embedded = [EMBEDDED[data.kind]] if data.kind in EMBEDDED else []
@@ -155,7 +155,7 @@ def _files(words: list[str], data: DataConfig) -> Source:
 
 
 class Size(NamedTuple):
-    """Estimates; None if unknown."""
+    """Estimated size of a source; None where it is unknown."""
 
     documents: float | None
     text_bytes: float | None
@@ -163,18 +163,18 @@ class Size(NamedTuple):
 
 
 BYTES_PER_TOKEN = {"text": 4.3, "smiles": 1.05}
-"""English in byte-level BPE with some 30,000 tokens; SMILES."""
+"""Estimates for English in byte-level BPE with some 30,000 tokens, and for SMILES."""
 GROWTH = {".parquet": 2, ".lmdb": 0.01}
-"""Bytes of text per byte of a file; Uni-Mol's files hold conformations beside the SMILES."""
+"""Bytes of text per byte of a file; Uni-Mol's files hold conformations besides the SMILES."""
 SAMPLE_BYTES = 4_000_000
-"""From the beginning of a compressed file, to estimate the rest."""
+"""Bytes to decompress at the beginning of a file, to estimate the rest."""
 
 
 def size_of(word: str, data: DataConfig) -> Size:
-    """Estimated size of a word of ``data.source``, by the card of a data set or the size of a file.
+    """Estimated size of an entry of ``data.source``, from a data set's card or the size of a file.
 
     Args:
-        data: ``kind``, and ``max_documents`` if the number of documents is known.
+        data: its ``kind``, and its ``max_documents`` if the number of documents is known.
     """
     hub = hub_set(word)
     if hub is None:
@@ -224,8 +224,8 @@ def _reaching(id: str) -> AbstractContextManager[None]:
 
 
 def files_of_copy(id: str) -> list[Path]:
-    """The files of a data set whose ID is a local directory, without what is hidden at its top,
-    such as ``.cache``; none of one on the hub."""
+    """The files of a data set whose ID is a local directory, except those hidden at its top level,
+    such as ``.cache``; empty for a data set on the hub."""
     files = (path for path in Path(id).rglob("*") if path.is_file())
     return sorted(path for path in files if not str(path.relative_to(id)).startswith("."))
 
@@ -241,7 +241,7 @@ def _revision(id: str) -> str:
 
 
 def _stream(hub: HubSet, revision: str) -> Any:
-    """The data set as a stream; reads no rows yet."""
+    """Open the data set as a stream, without reading any rows yet."""
     import datasets
 
     commit = None if revision.startswith("local ") else revision
@@ -261,5 +261,5 @@ def _hub_rows(hub: HubSet, revision: str, column: str, unit: int) -> Iterator[di
     with _reaching(hub.id):
         stream = _stream(hub, revision)
         alike = [name for name in stream.column_names or () if name.lower() == column.lower()]
-        stream = stream.select_columns(alike) if alike else stream  # others may be images
+        stream = stream.select_columns(alike) if alike else stream  # skip columns of images
         yield from stream.shard(stream.num_shards, unit)

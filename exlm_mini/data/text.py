@@ -1,17 +1,17 @@
-"""Documents of a local file of text or molecules. What a document is depends on the file:
+"""Read the documents of local files of text or molecules. The format decides what a document is:
 
 ==============  ==========================================================================
 ``.txt``        the lines between two blank lines: a paragraph of hard-wrapped text, or a chapter
                 if each line is a paragraph. If the first 10,000 lines hold no blank line,
                 every line is a document.
-``.smi``        one molecule a line: the first field, up to white space; so is ``.txt`` when
-                molecules are read
-``.csv``        one row, the named column; the first line names the columns, with commas, tabs or
-                semicolons between them
-``.tsv``        the same with tabs
-``.jsonl``      one JSON object a line, the named key
-``.parquet``    one row, the named column
-``.lmdb``       one entry of Uni-Mol's files, the named field
+``.smi``        the first field of each line, up to white space: one molecule; the same holds for
+                ``.txt`` when molecules are read
+``.csv``        the named column of each row; the first line names the columns, separated by commas,
+                tabs or semicolons
+``.tsv``        the same, separated by tabs
+``.jsonl``      the named key of each line, which is a JSON object
+``.parquet``    the named column of each row
+``.lmdb``       the named field of each entry in Uni-Mol's files
 ==============  ==========================================================================
 
 All but the last may be compressed (``.txt.gz``, ``.smi.xz``, ...). Text must be UTF-8.
@@ -41,14 +41,14 @@ SUFFIXES = (".txt", ".smi", *TABLES, ".lmdb")
 COMPRESSIONS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
 NUM_LINES_SEARCHED = 10_000
-"""Lines of a .txt file searched for a blank one."""
+"""Number of lines of a .txt file that are searched for a blank one."""
 NUM_ROWS_BATCH = 1000
 NAME_COLUMN = "name one of these, or give another file"
 SET_COLUMN = "set data.column to one of these"
 _LABELS = re.compile(r"\$[^$]*\$|\([^)]*\)")
-"""Names and coordinates of atoms in a CXSMILES extension."""
+"""Matches names and coordinates of atoms in a CXSMILES extension."""
 _CHEMISTRY = re.compile(r"[|,]\s*(\^\d|[CHm]:|LN:|Sg:)")
-"""Radicals, bonds, positions of substituents and repeats in one."""
+"""Matches radicals, bonds, positions of substituents and repeats in a CXSMILES extension."""
 
 
 def document(value: object, kind: str, where: str) -> str:
@@ -57,7 +57,7 @@ def document(value: object, kind: str, where: str) -> str:
     Args:
         value: a line, a cell of a table or an entry of a list.
         kind: smiles, or anything else for text.
-        where: its place, for messages.
+        where: position of the entry, for messages.
     """
     if not isinstance(value, str):
         raise UserError(f"{where} is {value!r}, no text; write a text or leave it out")
@@ -78,9 +78,9 @@ def document(value: object, kind: str, where: str) -> str:
 
 
 def smiles_in(text: str) -> str | None:
-    """The SMILES of a text: its first field. What follows is a name or a CXSMILES extension.
+    """The SMILES in a text: its first field, which a name or a CXSMILES extension may follow.
 
-    None if what follows cannot be left out: another line, a mask, or an extension with radicals,
+    None if what follows must not be ignored: another line, [MASK], or an extension with radicals,
     bonds, positions or repeats that the SMILES lacks.
     """
     smiles, *rest = text.split(maxsplit=1) or [""]
@@ -94,8 +94,8 @@ def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator
     """Documents of one file, without surrounding white space; blank ones are skipped.
 
     Args:
-        kind: text or smiles. A molecule stays a whole line or cell, see ``smiles_in``.
-        column: of a table; none: named like the kind, in Uni-Mol's files "smi".
+        kind: text or smiles. A molecule is the whole line or cell; see ``smiles_in``.
+        column: column of a table; None means the one named like the kind, "smi" in Uni-Mol's files.
     """
     suffix = suffix_of(path)
     with reading(path, errors=csv.Error), open_decompressed(path) as stream:
@@ -109,18 +109,18 @@ def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator
 
 
 def suffix_of(path: Path) -> str:
-    """The format of a file by its name, compressed or not, such as ".txt"."""
+    """The suffix that tells the format of a file, ignoring compression: .txt for news.txt.gz."""
     is_compressed = path.suffix.lower() in COMPRESSIONS
     return (Path(path.stem) if is_compressed else path).suffix.lower()
 
 
 def open_decompressed(path: Path) -> io.BufferedReader:
-    """The decompressed bytes of a file."""
+    """Open a file for reading, decompressing it on the fly."""
     return io.BufferedReader(COMPRESSIONS.get(path.suffix.lower(), open)(path, "rb"))
 
 
 def _rows(path: Path, stream: io.BufferedReader, column: str) -> Iterator[Any]:
-    """The rows of a table as dicts, which need hold no other column."""
+    """The rows of a table as dicts; columns other than ``column`` may be left out."""
     suffix = suffix_of(path)
     if suffix == ".lmdb":
         yield from lmdb_rows(path)
@@ -135,13 +135,13 @@ def _rows(path: Path, stream: io.BufferedReader, column: str) -> Iterator[Any]:
         yield from jsonl_rows(path, stream)
     else:
         rows = csv_rows(path, stream)
-        if header := next(rows):  # nothing comes of an empty file, as of one without a table
+        if header := next(rows):  # an empty file has no header, and yields nothing
             place = find_column(path, header, column, SET_COLUMN)
             yield from ({column: row[place]} for row in rows)
 
 
 def csv_rows(path: Path, stream: Iterable[bytes]) -> Iterator[list[str]]:
-    """The header of a .csv or .tsv and then its rows, each with a field for every column."""
+    """Yield the header of a .csv or .tsv, then its rows, each with a field for every column."""
     csv.field_size_limit(sys.maxsize)
     lines = dropwhile(lambda line: not line.strip(), _lines(path, stream))
     first = next(lines, "")
@@ -161,7 +161,7 @@ def csv_rows(path: Path, stream: Iterable[bytes]) -> Iterator[list[str]]:
             ) from None
         if row is None:
             return
-        if len(row) != len(header):  # such as the last one of a file that was cut off
+        if len(row) != len(header):  # such as the last row of a truncated file
             raise UserError(
                 f"{path} row {number} (from 0) has {len(row)} fields, the header {len(header)}, "
                 f"with {mark!r} between them; mend it"
@@ -180,13 +180,13 @@ def jsonl_rows(path: Path, stream: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def separator(header: str, suffix: str) -> str:
-    """What stands between the columns of a .csv, by its first line, or of a .tsv."""
+    """Column separator: a tab for .tsv, for .csv whichever is most frequent in the header."""
     plain = re.sub('"[^"]*"', "", header)
     return "\t" if suffix == ".tsv" else max(",\t;", key=plain.count)
 
 
 def _lines(path: Path, stream: Iterable[bytes]) -> Iterator[str]:
-    """Lines of a UTF-8 file, line ends included; some spreadsheets write \\r alone."""
+    """Lines of a UTF-8 file, line ends included; some spreadsheets end lines with \\r alone."""
     for number, raw in enumerate(stream, start=1):
         try:
             text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -199,7 +199,7 @@ def _lines(path: Path, stream: Iterable[bytes]) -> Iterator[str]:
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    """Documents of a .txt file: see the table at the top."""
+    """Documents of a .txt file, as the table at the top of this module defines them."""
     lines = map(str.rstrip, lines)
     head = list(islice(lines, NUM_LINES_SEARCHED))
     has_blank_line = "" in "\n".join(head).strip().split("\n")
@@ -214,12 +214,12 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
 
 
 def column_of(rows: Iterable[Any], source: str, column: str) -> Iterator[str]:
-    """One column of a table; a missing value is passed over.
+    """The values of one column of a table; missing values are skipped.
 
     Args:
-        rows: dicts, of which not each needs to have every column.
-        source: name of the table in messages.
-        column: holds text, see ``find_column``.
+        rows: dicts; a row need not have every column.
+        source: name of the table, for messages.
+        column: name of a column of text, looked up by ``find_column``.
     """
     name, names = None, dict[str, None]()
     for number, row in enumerate(rows):
@@ -231,7 +231,7 @@ def column_of(rows: Iterable[Any], source: str, column: str) -> Iterator[str]:
             if folded(column) in map(folded, names) or number + 1 == NUM_ROWS_BATCH:
                 name = [*names][find_column(source, names, column, SET_COLUMN)]
         key = name
-        if name is not None and name not in row:  # rows may spell it differently
+        if name is not None and name not in row:  # rows may spell the name differently
             key = next((own for own in row if folded(own) == folded(name)), None)
         if (value := row.get(key)) is not None:
             yield document(value, "text", f"{where}, column '{key}',")
@@ -240,20 +240,20 @@ def column_of(rows: Iterable[Any], source: str, column: str) -> Iterator[str]:
 
 
 def folded(name: object) -> str:
-    """A name without case, blanks around it and the way its accents are coded, which do not
-    count."""
+    """A name normalised for comparison, so that case, surrounding blanks and the coding of accents
+    do not matter."""
     return unicodedata.normalize("NFC", str(name)).strip().casefold()
 
 
 def find_column(
     source: object, header: Iterable[Any], name: str, remedy: str = NAME_COLUMN
 ) -> int:
-    """The place of a column in a header: the one of this name, or the only one ``folded`` to it.
+    """Index of the column with this name in a header, or of the only one with this name ``folded``.
 
     Args:
-        source: the table, in messages.
+        source: the table, for messages.
         header: the names of all columns.
-        remedy: for a name that is not there.
+        remedy: advice at the end of the message if there is no such column.
     """
     names = [str(own) for own in header]
     places = [place for place, own in enumerate(names) if own == name] or [

@@ -1,9 +1,9 @@
-"""Text and SMILES to vocabulary ids and back, one ``tokenizer.json`` each.
+"""Tokenizers, which turn text and SMILES into vocabulary ids and back, each a ``tokenizer.json``.
 
 Three kinds share one class: byte-level BPE for text, chemical symbols for SMILES, whole words for
-the toy language. Raw text never produces a structural token: "[MASK]" in a training document is
+the toy languages. Raw text never produces a structural token: "[MASK]" in a training document is
 six ordinary characters, because a stray mask would be a state without a target. Only
-``Tokenizer.encode_with_masks`` reads it as a mask.
+``Tokenizer.encode_with_masks`` reads "[MASK]" as a mask.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Tokenizer:
 
     Args:
         definition: the bytes of a ``tokenizer.json``, which ``save`` writes unchanged.
-        source: its name in messages, usually its path.
+        source: name of the definition in messages, usually its path.
     """
 
     def __init__(self, definition: bytes, source: str = "tokenizer.json") -> None:
@@ -66,7 +66,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """The tokenizer of a ``tokenizer.json``."""
+        """Load a tokenizer from a ``tokenizer.json``."""
         path = Path(path)
         return cls(read_bytes(path, TRAIN_ONE), source=str(path))
 
@@ -77,7 +77,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         r"""Ids of a text, without [BOS] and [EOS].
 
-        A SMILES with a symbol outside the vocabulary gets [UNK] there, and the symbol is lost:
+        In a SMILES, a symbol outside the vocabulary becomes [UNK], and the symbol is lost:
 
         >>> tokenizer = train_smiles(["CCO", "C[nH]C"])
         >>> [tokenizer.token(i) for i in tokenizer.encode("C[Xx]O")]
@@ -85,7 +85,7 @@ class Tokenizer:
         >>> tokenizer.unknown_pieces("C[Xx]O")
         ['[Xx]']
 
-        ``prepare_corpus`` counts these and stops above ``data.max_unknown``.
+        ``prepare_corpus`` counts [UNK] and stops if its share is above ``data.max_unknown``.
         """
         return self._as_text(self._inner.encode(text, add_special_tokens=False).ids)
 
@@ -132,7 +132,7 @@ class Tokenizer:
 
 
 def given_tokenizer(data: DataConfig) -> Tokenizer | None:
-    """The tokenizer of ``data.tokenizer``, if it is set; it must fit the kind of the data."""
+    """Load ``data.tokenizer``, which must fit the kind of data; None if it is not set."""
     if data.tokenizer is None:
         return None
     tokenizer = Tokenizer.load(data.tokenizer)
@@ -145,14 +145,14 @@ def given_tokenizer(data: DataConfig) -> Tokenizer | None:
 
 
 def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A lossless tokenizer for text: byte-level BPE, as in GPT-2 and RoBERTa.
+    """Train a lossless tokenizer for text: byte-level BPE, as in GPT-2 and RoBERTa.
 
     Training is deterministic. A small corpus may run out of repeated pairs before ``vocab_size``
     is reached; then the vocabulary is smaller.
 
     Args:
         texts: the training documents.
-        vocab_size: wanted tokens; the special tokens and the 256 bytes are always there.
+        vocab_size: number of tokens wanted; special tokens and the 256 bytes are always included.
     """
     import tokenizers
 
@@ -172,7 +172,7 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def train_smiles(smiles: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
-    """A tokenizer for SMILES: one token per chemical symbol.
+    """Train a tokenizer for SMILES: one token per chemical symbol.
 
     The symbols come after the special tokens, by decreasing frequency, then alphabetically.
 
@@ -202,14 +202,14 @@ def train_smiles(smiles: Iterable[str], vocab_size: int | None = None) -> Tokeni
 
 def word_level(words: Iterable[str]) -> Tokenizer:
     """A tokenizer for a list of distinct words: text is split at white space, and the words follow
-    the special tokens in their order."""
+    the special tokens in the given order."""
     from tokenizers.pre_tokenizers import WhitespaceSplit
 
     return _word_lookup(list(words), WhitespaceSplit(), None)
 
 
 def visible(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as text with visible spaces; as stored if it is part of a character."""
+    """A token as text with visible spaces; its vocabulary entry if it is part of a character."""
     text = tokenizer.decode([token_id])
     if not text or "\ufffd" in text:
         return tokenizer.token(token_id)
@@ -230,7 +230,7 @@ def _word_lookup(words: list[str], pre_tokenizer: Any, decoder: Any) -> Tokenize
 
 
 def _kind(definition: dict) -> str:
-    """Of the data, read off a tokenizer's definition: smiles, text or toy."""
+    """Kind of data that a tokenizer is for, read off its definition: smiles, text or toy."""
     if definition["model"].get("type") != "WordLevel":
         return "text"
     pre_tokenizer = definition.get("pre_tokenizer") or {}

@@ -7,7 +7,7 @@ depend on each other once the latent is forgotten; this is the dependency betwee
 express. For any set of masked positions the grammar gives exactly
 
 * the floor of a masked language model, the sum of the marginal entropies H(x_i | visible);
-* the floor of a model of dependencies, the joint entropy H(x_masked | visible);
+* the floor of a model that captures dependencies, the joint entropy H(x_masked | visible);
 * their difference, the total correlation: what ExLM can gain over MLM.
 
 Everything is exact by enumeration over the latents. Enumeration over *words* is kept small by
@@ -33,9 +33,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Position:
-    """One place in the sentence: its words for each value of its latents.
+    """One position in the sentence: its possible words for each value of its latents.
 
-    ``choices`` maps the values of ``latents`` to words separated by spaces, equally likely; a word
+    ``choices`` maps the values of ``latents`` to equally likely words, separated by spaces; a word
     written twice is twice as likely. A position without latents has the single key ``()``.
     """
 
@@ -45,14 +45,14 @@ class Position:
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """A language of sentences of one length with exactly known probabilities.
+    """A language whose sentences have one length and exactly known probabilities.
 
     Args:
-        name: in commands and recipes.
+        name: name of the language in commands and recipes.
         latents: name of each latent variable -> its values.
         prior: joint probability of the latents, one axis per latent in the order of
             ``latents``.
-        positions: the places of the sentence, left to right.
+        positions: the positions of the sentence, left to right.
     """
 
     name: str
@@ -85,17 +85,17 @@ class Grammar:
         return " ".join(self.words[i] for i in word_ids_N)
 
     def mask(self, positions: tuple[int, ...] | None = None) -> np.ndarray:
-        """``is_masked_N`` with the given positions masked; none: all slots."""
+        """``is_masked_N`` with the given positions masked; None masks all slots."""
         is_masked_N = np.zeros(self.length, dtype=bool)
         is_masked_N[list(self.slots if positions is None else positions)] = True
         return is_masked_N
 
     def sample(self, num_sentences: int, seed: int | tuple[int, ...]) -> np.ndarray:
-        """Sentences drawn independently.
+        """Draw sentences independently.
 
         Returns:
-            word ids (S, N), int64; a pure function of ``seed``, and a longer draw starts with
-            the shorter one.
+            word ids (S, N), int64; a pure function of ``seed``. A larger sample begins with any
+            smaller one of the same seed.
         """
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
         uniform_SN = rng.random((num_sentences, 1 + self.length))
@@ -125,7 +125,7 @@ class Grammar:
     # ---- entropies, averaged over contexts ----
 
     def joint_entropy_bits(self, is_masked_N: np.ndarray) -> float:
-        """H(masked words | visible words) in bits: the floor of a model of dependencies."""
+        """H(masked words | visible words) in bits: the floor if dependencies are modelled."""
         everything = self._entropy_bits(np.ones_like(is_masked_N))
         return everything - self._entropy_bits(~is_masked_N)
 
@@ -200,21 +200,21 @@ class _Table(NamedTuple):
 
 
 class _Classes(NamedTuple):
-    """Classes of words that carry the same evidence; K classes of one position."""
+    """The K classes of one position; the words of a class carry the same evidence."""
 
     likelihood_ZK: np.ndarray
     word_given_class_bits: float
 
 
 def _classes(probability_ZW: np.ndarray, prior_Z: np.ndarray) -> _Classes:
-    """Group the words whose likelihoods are proportional, with the entropy inside groups."""
+    """Group the words whose likelihoods are proportional, and find the entropy within groups."""
     possible_Z = prior_Z > 0
     groups: dict[bytes, list[int]] = {}
     for w, likelihood_Z in enumerate(probability_ZW.T):
         shape_Z = likelihood_Z[possible_Z]
         if shape_Z.any():
-            # Rounding joins equal ratios that differ in the last bits; the ratios of a
-            # grammar's few words per choice lie far further apart.
+            # Rounding joins equal ratios that differ in the last bits. Unequal ones are much
+            # further apart, as a grammar has few words per choice.
             key = np.round(shape_Z / shape_Z.max(), 9).tobytes()
             groups.setdefault(key, []).append(w)
     members = list(groups.values())

@@ -1,6 +1,6 @@
-"""The toy languages by name, from two moods and two hidden words to a town with four latents.
+"""Load the toy languages, defined in ``grammars.yaml``, by name.
 
-They are written down in ``grammars.yaml``.
+They range from two moods and two hidden words to a town with four latents.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _file() -> dict[str, Any]:
     import yaml
 
     text = Path(__file__).with_name("grammars.yaml").read_text()
-    return yaml.load(text, yaml.BaseLoader)  # no value gets a type of its own
+    return yaml.load(text, yaml.BaseLoader)  # every value stays a string
 
 
 def names() -> list[str]:
@@ -34,7 +34,7 @@ def names() -> list[str]:
 
 
 def grammar(name: str) -> Grammar:
-    """The grammar of this name."""
+    """Build the grammar with this name."""
     if name not in names():
         raise UserError(f"data.grammar is '{name}'; {nearest(name, names())}")
     language = _file()[name]
@@ -52,7 +52,7 @@ def grammar(name: str) -> Grammar:
 
 
 def _position(words: str | Mapping[str, Mapping[str, str]]) -> Position:
-    """Of words that no latent drives, or of words by the values of latents."""
+    """Make a position from words that no latent drives, or from words by the values of latents."""
     if isinstance(words, str):
         return Position({(): words})
     ((latents, choices),) = words.items()
@@ -62,7 +62,7 @@ def _position(words: str | Mapping[str, Mapping[str, str]]) -> Position:
 
 
 def _prior(latents: Mapping[str, tuple[str, ...]], about: Mapping[str, Any]) -> np.ndarray:
-    """The joint probability, one axis per latent."""
+    """The joint probability of the latents, one axis per latent."""
     prior = np.ones([len(values) for values in latents.values()])
     axes = list(latents)
     for latent, values in latents.items():
@@ -78,7 +78,7 @@ def _prior(latents: Mapping[str, tuple[str, ...]], about: Mapping[str, Any]) -> 
 
 
 def slots_of(config: RunConfig) -> tuple[int, ...]:
-    """Columns that the masking strategy ``slots`` hides, counted from [BOS] = 0; else none."""
+    """Columns that the masking strategy ``slots`` hides, counted from 0 at [BOS]; else empty."""
     if config.masking.strategy != "slots":
         return ()
     return tuple(slot + 1 for slot in grammar(config.data.grammar).slots)

@@ -1,7 +1,7 @@
-"""Molecules in Uni-Mol's LMDB files, whose values are pickles, read without executing them.
+"""Read molecules from Uni-Mol's LMDB files, whose values are pickles, without executing them.
 
-A pickle is a program that may call any function by its name. Here every name means an empty
-stand-in, as which arrays and RDKit's molecules come back. So no code from the file runs.
+A pickle is a program that may call any function by its name. Here every name resolves to an empty
+stand-in, so no code from the file runs; arrays and RDKit's molecules come back as stand-ins.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def load_restricted(content: bytes) -> Any:
     """The dicts, lists, strings and numbers of a pickle, with stand-ins for anything else.
 
     Raises:
-        Exception: of nearly any type, if it is damaged.
+        Exception: if the pickle is damaged; it may be of nearly any type.
     """
     return _Unpickler(io.BytesIO(content)).load()
 
 
 def lmdb_rows(path: Path) -> Iterator[Any]:
-    """Every entry, in the order of LMDB, which does not survive a damaged page within the file.
+    """Yield every entry, in LMDB's order; a damaged page within the file makes LMDB crash.
 
     Args:
-        path: a single file, as Uni-Mol writes with ``subdir=False``.
+        path: a single file, as Uni-Mol writes it with ``subdir=False``.
     """
     import lmdb
 
@@ -54,7 +54,7 @@ def lmdb_rows(path: Path) -> Iterator[Any]:
         environment.begin() as transaction,
     ):
         length = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-        if path.stat().st_size < length:  # a page that is not there would kill the process
+        if path.stat().st_size < length:  # a missing page would kill the process
             raise EOFError(f"it was cut off, {length:,} bytes are expected")
         for key, value in transaction.cursor():
             try:

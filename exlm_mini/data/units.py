@@ -1,20 +1,20 @@
-"""Tokens that belong together and are hidden together (``masking.strategy units``).
+"""Find tokens that belong together and are hidden together (``masking.strategy units``).
 
 In a molecule:
 
 * a branch, from its parenthesis to the closing one;
 * a ring system: atoms, and the bonds, ring digits and parentheses between them; rings that share an
-  atom are one system, and what hangs on it is not part of it;
-* a symbol of several tokens, such as a bracket atom where the tokenizer takes it apart.
+  atom are one system, and substituents are not part of it;
+* a symbol that the tokenizer splits into several tokens, as it may split a bracket atom.
 
 In a text:
 
 * a word of several tokens;
-* a name, at all its places in the row: a capitalised word of two letters or more that stands more
-  than once, and never in small letters (as *The* does). If that is too much to hide, its places are
-  units of their own.
+* a name, at all its places in the row: a capitalised word of two letters or more that occurs more
+  than once, and never in lower case (unlike *The*). If all its places are too much to hide, each
+  place is a unit of its own.
 
-So a token may belong to several units, and a unit need not be in one piece.
+So a token may belong to several units, and a unit need not be contiguous.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _SYMBOL = re.compile(SMILES_SYMBOL)
 _MARKS = "".join(
     c for c in map(chr, range(0x300, 0x10000)) if unicodedata.category(c)[0] == "M"
 )
-"""On letters, such as accents and vowel signs; ``\\w`` leaves them out."""
-# A token may be a part of a letter, which has no text.
+"""Combining marks, such as accents and vowel signs, which ``\\w`` does not match."""
+# A token that is only a part of a letter decodes to U+FFFD.
 _WORD = re.compile(f"[\\w{_MARKS}{JOINERS}\ufffd]+")
 
 
@@ -41,9 +41,9 @@ class Units:
     """Finds the units of a row in its text, however the tokenizer cuts it.
 
     Args:
-        decode: the text of some ids, special tokens included.
-        vocab_size: every id is below.
-        is_smiles: whether its texts are molecules.
+        decode: function that returns the text of some ids, special tokens included.
+        vocab_size: size of the vocabulary; every id is smaller.
+        is_smiles: whether rows are molecules.
     """
 
     def __init__(
@@ -53,29 +53,29 @@ class Units:
         special_ids: SpecialIds,
         is_smiles: bool,
     ) -> None:
-        # Behind another token: at the start of a text some decoders drop a token's blank.
+        # Decode ids after another token: at the start of a text some decoders drop a token's space.
         before = decode([special_ids.unk])
         texts = [decode([special_ids.unk, i]) for i in range(vocab_size)]
         self._texts = [text.removeprefix(before) for text in texts]
-        if is_smiles:  # a decoder may set blanks between tokens
+        if is_smiles:  # a decoder may put spaces between tokens
             self._texts = [text.strip() for text in self._texts]
-        for i in special_ids:  # no unit goes on behind one
+        for i in special_ids:  # no word or ring continues past one
             self._texts[i] = "."
-        self._texts[special_ids.unk] = "*"  # an atom, or no word
+        self._texts[special_ids.unk] = "*"  # an atom in SMILES, not a word in text
         self._find = _in_smiles if is_smiles else _in_text
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Units:
-        """The units of a tokenizer's rows."""
+        """Make a finder of units for the rows of a tokenizer."""
         is_smiles = tokenizer.kind == "smiles"
         return cls(tokenizer.decode, tokenizer.vocab_size, tokenizer.special_ids, is_smiles)
 
     def __call__(self, token_ids: Sequence[int], longest: int) -> list[list[int]]:
-        """The units of one row, places from 0 in rising order; each token is in at least one.
+        """Units of one row, as rising token positions from 0; every token is in at least one unit.
 
         Args:
-            token_ids: of the row, nothing hidden.
-            longest: most tokens of a unit. A token in no unit is one by itself.
+            token_ids: ids of the row before masking.
+            longest: largest number of tokens in a unit. A token in no unit becomes one by itself.
         """
         texts = [self._texts[i] for i in token_ids]
         token_of = [n for n, text in enumerate(texts) for _ in text]
@@ -101,11 +101,11 @@ class Units:
 
 
 _Piece = tuple[int, int]
-"""First character of a word or symbol, and the one behind it."""
+"""Span of a word or symbol: the index of its first character, and the index after its last."""
 
 
 def _in_text(text: str) -> list[list[_Piece]]:
-    """Words, and names."""
+    """The words and names of a text, as spans of characters."""
     pieces_of: dict[str, list[_Piece]] = defaultdict(list)
     for match in _WORD.finditer(text):
         pieces_of[match.group()].append(match.span())
@@ -117,7 +117,7 @@ def _in_text(text: str) -> list[list[_Piece]]:
 
 
 def _in_smiles(smiles: str) -> list[list[_Piece]]:
-    """Symbols, branches and ring systems."""
+    """The symbols, branches and ring systems of a SMILES, as spans of characters."""
     matches = [*_SYMBOL.finditer(smiles)]
     branches, systems = _bonded([match.group() for match in matches])
     pieces = [match.span() for match in matches]
@@ -129,14 +129,14 @@ def _in_smiles(smiles: str) -> list[list[_Piece]]:
 
 
 def _bonded(symbols: list[str]) -> tuple[list[tuple[int, int]], list[set[int]]]:
-    """Places of the parentheses of each branch, and of the symbols of each ring system.
+    """Indices of the parentheses of each branch, and of the symbols of each ring system.
 
-    The atoms make a tree: each binds to the last one before it, the first of a branch to the one
-    before the branch. Two equal ring digits close the path between their atoms to a ring. Digits
-    and parentheses without a partner are left out.
+    The atoms form a tree: each binds to the last one before it that is not in a closed branch. Two
+    equal ring digits close the path between their atoms to form a ring. Digits and parentheses
+    without a partner are ignored.
     """
-    atom: int | None = None  # to which the next one binds
-    bond: list[int] = []  # opened parentheses and bonds since
+    atom: int | None = None  # the atom to which the next one binds
+    bond: list[int] = []  # opening parentheses and bonds since that atom
     before: dict[int, int | None] = {}
     bond_of: dict[int, list[int]] = {}
     open_branches: list[tuple[int, int | None]] = []
@@ -178,10 +178,10 @@ def _bonded(symbols: list[str]) -> tuple[list[tuple[int, int]], list[set[int]]]:
 
 
 def _path(before: dict[int, int | None], one: int, other: int) -> set[int]:
-    """The atoms from one to the other, both included; none if no bonds lead there."""
+    """The atoms on the path between two atoms, both included; empty if no bonds connect them."""
     path = {one, other}
     while one != other:
-        way_up = before[max(one, other)]  # an atom stands behind the one that it binds to
+        way_up = before[max(one, other)]  # an atom comes after the one that it binds to
         if way_up is None:
             return set()
         one, other = min(one, other), way_up

@@ -1,4 +1,4 @@
-"""ExLM for transformers 5: ``import exlm_mini.hf`` adds ExLM to its Auto classes.
+"""ExLM for transformers 5: ``import exlm_mini.hf`` registers ExLM with the Auto classes.
 
 ``python -m exlm_mini.export RUN OUT`` writes a run as a directory for ``AutoModel``,
 ``AutoTokenizer`` and ``pipeline``.

@@ -24,34 +24,35 @@ FIELD_OF = {
     "attention_probs_dropout_prob": "attention_dropout",
     "initializer_range": "init_std",
 }
-"""Attributes of the configuration that stand for a field of ``architecture``."""
+"""For each attribute that is stored in ``architecture``, the name of its field there."""
 
 
 class NoCopiedCode:
-    """What is opened with ``trust_remote_code`` is this package; transformers copies none of it."""
+    """Keeps transformers from copying our sources: ``trust_remote_code`` imports this package."""
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:
-        """Do nothing; in transformers it lets ``save_pretrained`` copy the sources."""
+        """Do nothing; the method of transformers makes ``save_pretrained`` copy the sources."""
 
 
 class ExLMConfig(NoCopiedCode, PreTrainedConfig):
-    """Settings of a model, in ``config.json``.
+    """Settings of a model, stored in ``config.json``.
 
-    The fields of ``architecture`` can be given and read as attributes, too, by their own names or
-    those of transformers: ``hidden_size``, ``num_hidden_layers``, ``num_attention_heads``,
-    ``intermediate_size``, ``max_position_embeddings`` (places after expansion), ...
+    The fields of ``architecture`` can also be passed as arguments and read as attributes, by their
+    own names or by those of transformers: ``hidden_size``, ``num_hidden_layers``,
+    ``num_attention_heads``, ``intermediate_size``, ``max_position_embeddings`` (positions after
+    expansion), ...
 
     Args:
         architecture: ``ModelConfig`` as a dict.
         objective: exlm, mlm or repeated-mlm.
-        num_copies: of every token; above 1 for repeated-mlm.
-        chain_share: weight of fixed chains in the transitions; above 0 for an ExLM early in its
-            training (see ``ChainWarmup``).
+        num_copies: copies of every token; above 1 only for repeated-mlm.
+        chain_share: weight of the fixed chains in the transitions; above 0 only for an ExLM early
+            in its training (see ``ChainWarmup``).
         special_ids: ``SpecialIds`` as a dict.
-        vocab_size: V.
-        learned_length: tokens of the longest row in training; the model warns when one is longer.
-        classifier_dropout: before and in the heads of fine-tuning.
+        vocab_size: size of the vocabulary.
+        learned_length: tokens of the longest training row; the model warns about longer rows.
+        classifier_dropout: dropout before and in the heads that fine-tuning adds.
         kwargs: fields of ``architecture``, and those of ``PreTrainedConfig``, such as
             ``num_labels``.
     """
@@ -102,8 +103,8 @@ class ExLMConfig(NoCopiedCode, PreTrainedConfig):
         self.vocab_size = vocab_size or stored_size or 4000
 
     def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
-        """As in transformers, with the module that finds this package if ``auto_map`` asks for it;
-        so also when a model is saved."""
+        """Save as transformers does and, if ``auto_map`` is set, add the module that imports this
+        package. The ``save_pretrained`` of a model calls this one."""
         if getattr(self, "auto_map", None):
             write_remote_code(Path(save_directory))
         super().save_pretrained(save_directory, *args, **options)
@@ -127,7 +128,7 @@ class ExLMConfig(NoCopiedCode, PreTrainedConfig):
 
 
 def _check(name: str, value: Any, fixed: Any, where: str) -> None:
-    """Refuse a value that differs from one already set; None sets nothing."""
+    """Refuse a value that differs from one already set; None means not set."""
     if value is not None and fixed is not None and value != fixed:
         raise UserError(
             f"{name} {value} contradicts {where}, {fixed}; leave it out, or give the same"

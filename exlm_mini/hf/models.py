@@ -1,7 +1,7 @@
 """The models of ``exlm_mini.model`` with the interface of transformers.
 
-Rows are padded on the right. There is one hidden state per input token, even if the model expands
-it.
+Rows are padded on the right. Models return one hidden state per input token, also for tokens that
+they expand.
 
 Shapes: B rows, N tokens, S masked tokens of a batch, M targets, D width, V vocabulary.
 """
@@ -47,18 +47,18 @@ NO_LABEL = -100
 
 
 class ExLMPreTrainedModel(NoCopiedCode, PreTrainedModel):
-    """Base of the models; ``exlm`` is an ``ExLM`` or a ``MaskedLM``."""
+    """Base class of the models; its ``exlm`` is an ``ExLM`` or a ``MaskedLM``."""
 
     config_class = ExLMConfig
     base_model_prefix = "exlm"
-    accepts_loss_kwargs = False  # a loss is the mean of its own batch
+    accepts_loss_kwargs = False  # the loss is a mean over its own batch
     _supports_sdpa = True
 
     def __init__(self, config: ExLMConfig) -> None:
         super().__init__(config)
         kind = ExLM if config.objective == "exlm" else MaskedLM
         self.exlm = kind(config.model, config.vocab_size, SpecialIds(**config.special_ids))
-        # They have initialised themselves, unless transformers gave them no memory yet.
+        # Weights have initialised themselves, unless transformers put them on the meta device.
         for weight in self.exlm.parameters():
             weight._is_hf_initialized = not weight.is_meta  # type: ignore[attr-defined]
         self.dropout = nn.Dropout(config.classifier_dropout)
@@ -66,13 +66,13 @@ class ExLMPreTrainedModel(NoCopiedCode, PreTrainedModel):
         self.post_init()
 
     def _head_sizes(self) -> Sequence[tuple[int, int]]:
-        """Inputs and outputs of the layers that fine-tuning adds."""
+        """Numbers of inputs and outputs of the linear layers that fine-tuning adds."""
         return []
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise what no file held, as training does, heads as PyTorch does; weights with the
-        flag stay."""
+        """Initialise weights that no file provided: heads as PyTorch does, all others as training
+        does. Weights flagged with ``_is_hf_initialized`` stay as they are."""
         if isinstance(module, nn.Linear) and module in self.heads:
             bound = module.in_features**-0.5
             init.uniform_(module.weight, -bound, bound)
@@ -88,17 +88,17 @@ class ExLMPreTrainedModel(NoCopiedCode, PreTrainedModel):
         return self.exlm.encoder.embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the embedding, also of the outputs; the bias of new tokens is 0."""
+        """Replace the embedding, which the outputs share; the output bias of new tokens is 0."""
         assert isinstance(value, nn.Embedding)
         self.exlm.encoder.embedding, head = value, self.exlm.head
         num_more = value.num_embeddings - head.bias.numel()
         head.bias = nn.Parameter(F.pad(head.bias.detach(), (0, num_more)))
 
     def rows(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """token_ids_BN, with the id of padding where ``attention_mask`` is 0.
+        """token_ids_BN: ``input_ids`` with the id of [PAD] wherever ``attention_mask`` is 0.
 
         Raises:
-            ValueError: if there is padding, or its id, before a token, or a row without a batch.
+            ValueError: if padding or a [PAD] precedes a token, or ``input_ids`` is not (B, N).
         """
         if input_ids.dim() != 2:
             raise ValueError(f"want input_ids (B, N), got {tuple(input_ids.shape)}")
@@ -118,7 +118,7 @@ class ExLMPreTrainedModel(NoCopiedCode, PreTrainedModel):
         return input_ids
 
     def hidden(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """hidden_BND, one state for each token, see ``token_states``."""
+        """hidden_BND: one hidden state per input token, see ``token_states``."""
         return token_states(
             self.exlm, self.rows(input_ids, attention_mask), self.config.num_copies
         )
@@ -144,28 +144,28 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> MaskedLMOutput:
-        """The loss and, outside of training, predictions for each mask.
+        """Compute the loss and, outside of training, predictions for each mask.
 
         Args:
             input_ids: int64 (B, N), with [MASK] for every hidden token.
-            attention_mask: 0 at padding; None: padding has its id.
-            labels: int64 (B, N), the hidden tokens, -100 elsewhere.
+            attention_mask: 0 at padding; if None, padding is recognised by the id of [PAD].
+            labels: int64 (B, N), the hidden token at each [MASK], -100 elsewhere.
 
         Returns:
-            loss: in nats, that of §4.3 for ExLM (per target, then the mean over rows that hold a
-            [MASK]) and the mean over masked tokens for MLM; 0 for a batch without [MASK], None
-            without labels. logits: log-probability of each token at each [MASK] by itself,
-            (B, N, V), for ExLM summed over all paths; 0 at other tokens; None in training, which
-            does not need them.
+            loss: in nats. For ExLM that of §4.3 (per target, then the mean over rows that hold a
+                [MASK]), for MLM the mean over masked tokens; 0 for a batch without [MASK], None
+                without labels.
+            logits: (B, N, V), log-probability of each token at each [MASK] by itself, for ExLM
+                summed over all paths; 0 at other tokens; None in training, which does not need it.
 
         Raises:
-            ValueError: if labels and masks are at different places, as with a collator that leaves
-                some tokens unmasked; use ``collator``.
+            ValueError: if labels and masks are at different positions, as from a collator that
+                leaves some chosen tokens unmasked; use ``collator``.
         """
         is_masked_BN = input_ids == self.exlm.special_ids.mask
         if attention_mask is not None:
             is_masked_BN = is_masked_BN & (attention_mask != 0)
-        # Before the rows are checked, for such a collator may draw a [PAD], too.
+        # Checked before the rows, because a collator that draws random tokens may draw [PAD].
         if labels is not None and not torch.equal(labels != NO_LABEL, is_masked_BN):
             raise ValueError(
                 "labels must stand at every [MASK] and nowhere else; mask with "
@@ -189,17 +189,17 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
     def fill(
         self, input_ids: Tensor, attention_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Fill the masks of each row together, by the tokens of its best path.
+        """Fill the masks of each row together, with the tokens of the row's best path.
 
-        The model is in evaluation mode, and the arguments are those of ``forward``.
+        The model must be in evaluation mode. The arguments are those of ``forward``.
 
         Returns:
-            The filled rows, int64 (B, N), and log P of the chosen tokens together, (B,), in nats,
-            for ExLM summed over all paths.
+            The filled rows, int64 (B, N), and the joint log-probability of each row's chosen
+            tokens, (B,), in nats; for ExLM summed over all paths.
         """
         filled_BN, special = self.rows(input_ids, attention_mask).clone(), self.exlm.special_ids
         log_joint_B = torch.zeros(len(filled_BN), device=filled_BN.device)
-        for b, row_N in enumerate(filled_BN):  # a view
+        for b, row_N in enumerate(filled_BN):  # row_N is a view
             own_1N = row_N[row_N != special.pad].unsqueeze(0)
             if not bool((own_1N == special.mask).any()):
                 continue
@@ -212,7 +212,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
 
 
 class ExLMForSequenceClassification(ExLMPreTrainedModel):
-    """Dropout, dense, tanh, dropout and output on [BOS]: the head of BERT and RoBERTa."""
+    """A head on [BOS] as in BERT and RoBERTa: dropout, dense, tanh, dropout, output."""
 
     def _head_sizes(self) -> Sequence[tuple[int, int]]:
         width = self.config.hidden_size
@@ -225,7 +225,7 @@ class ExLMForSequenceClassification(ExLMPreTrainedModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> SequenceClassifierOutput:
-        """Logits and, with labels, the usual loss of transformers."""
+        """Compute logits and, with labels, the loss that transformers uses for the problem type."""
         dense, output = self.heads
         first_BD = self.dropout(self.hidden(input_ids, attention_mask)[:, 0])
         logits = output(self.dropout(torch.tanh(dense(first_BD))))
@@ -238,7 +238,7 @@ class ExLMForSequenceClassification(ExLMPreTrainedModel):
 
 
 class ExLMForQuestionAnswering(ExLMPreTrainedModel):
-    """Start and end of an answer, as in SQuAD."""
+    """Question answering as in SQuAD: scores each token as start and as end of the answer."""
 
     def _head_sizes(self) -> Sequence[tuple[int, int]]:
         return [(self.config.hidden_size, 2)]
@@ -253,7 +253,7 @@ class ExLMForQuestionAnswering(ExLMPreTrainedModel):
     ) -> QuestionAnsweringModelOutput:
         is_pad_BN = self.rows(input_ids, attention_mask) == self.exlm.special_ids.pad
         scores_BN2 = self.heads[0](self.dropout(self.hidden(input_ids, attention_mask)))
-        lowest = max(-1e9, torch.finfo(scores_BN2.dtype).min / 2)  # two are added up
+        lowest = max(-1e9, torch.finfo(scores_BN2.dtype).min / 2)  # start + end stays finite
         start, end = scores_BN2.masked_fill(is_pad_BN.unsqueeze(2), lowest).unbind(dim=2)
         loss = None
         if start_positions is not None and end_positions is not None:
@@ -270,7 +270,7 @@ AUTO_CLASSES = {
 
 
 def register() -> None:
-    """Register ExLM with the Auto classes of transformers; no remote code is needed then."""
+    """Register ExLM with the Auto classes of transformers, so that they need no remote code."""
     AutoConfig.register(ExLMConfig.model_type, ExLMConfig, exist_ok=True)
     AutoTokenizer.register(ExLMConfig, ExLMTokenizer, exist_ok=True)
     for auto_class, model_class in AUTO_CLASSES.items():

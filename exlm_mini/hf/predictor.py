@@ -5,7 +5,7 @@
     model = exlm_mini.load("runs/solubility")      # --output of exlm finetune
     model.predict(["CCO", "CC(=O)O"])              # {"logS": array([1.1, 0.9])}
 
-The directory is a model of transformers; ``pipeline("text-classification", "runs/solubility")``
+The directory is also a transformers model: ``pipeline("text-classification", "runs/solubility")``
 gives the same numbers.
 
 Shapes: R texts, B rows of a batch, C outputs.
@@ -39,7 +39,7 @@ class Predictor:
 
     path: Path
     task: dict[str, Any] = field(repr=False)
-    """``fine_tuning`` of its ``config.json``: columns, targets and kind of its table, ..."""
+    """``fine_tuning`` in ``config.json``: kind of task, columns and targets of its table, ..."""
     model: Any = field(repr=False)
     tokenizer: Any = field(repr=False)
 
@@ -50,19 +50,19 @@ class Predictor:
         report: Callable[[str], None] = say,
         first: int = 0,
     ) -> dict[str, np.ndarray]:
-        """Predictions for some texts.
+        """Predict the targets for some texts.
 
         Args:
-            texts: R texts or molecules, for a model of pairs two of them each; or one text.
+            texts: R texts or molecules, or pairs for a model of pairs; a single text needs no list.
             batch_size: rows in memory at once.
             report: receives a line for each unreadable text, such as a SMILES that RDKit rejects or
                 one whose tokens are mostly [UNK].
-            first: number of the first text, in these lines.
+            first: the number that these lines give to the first text.
 
         Returns:
-            A column (R,) by the name of each target: numbers in their unit, or the probability of
-            yes, float64 with nan where a text is unreadable; or words, None where it is, and a
-            further column ``NAME probability``.
+            A column (R,) for each target, by name: a number in its unit or the probability of yes,
+            float64, nan where a text is unreadable. A model of classes gives the likeliest one,
+            None where a text is unreadable, and a further column ``NAME probability``.
         """
         texts = listed(texts)
         scores_RC, reasons = self.scores(texts, batch_size)
@@ -79,8 +79,8 @@ class Predictor:
     def scores(
         self, texts: Sequence[Any], batch_size: int = 64
     ) -> tuple[np.ndarray, dict[int, str]]:
-        """scores_RC of some texts, numbers or probabilities, nan where one is unreadable, and by
-        the place of each unreadable one, why; arguments as for ``predict``."""
+        """scores_RC, numbers or probabilities with nan for unreadable texts, and why those texts
+        are unreadable, by their index; arguments as for ``predict``."""
         reasons: dict[int, str] = {}
         rows, columns = self._read(texts, reasons)
         scores_RC = np.full((len(texts), self.model.config.num_labels), np.nan)
@@ -95,7 +95,7 @@ class Predictor:
         return scores_RC, reasons
 
     def _meaning(self, logits_BC: torch.Tensor) -> torch.Tensor:
-        """Numbers as they are, and the probabilities of other answers."""
+        """Turn logits into answers: numbers stay as they are, the others become probabilities."""
         if self.task["kind"] == "classes":
             return logits_BC.softmax(dim=1)
         numbers, names = self.task["numbers"], self.model.config.id2label.values()
@@ -105,9 +105,9 @@ class Predictor:
     def _read(
         self, texts: Sequence[Any], reasons: dict[int, str]
     ) -> tuple[list[int], dict[int, list[int]]]:
-        """Readable rows by falling length, and the ids of each; why others are not readable."""
+        """Readable rows, longest first, and their ids; adds to ``reasons`` why others are not."""
         num_columns = len(self.task["columns"]) or 1
-        # Only checked here: the tokenizer cleans.
+        # Only checks molecules; the tokenizer cleans them.
         checking = Cleaning() if self.task["input"] == "smiles" else None
         entries = [(text,) if isinstance(text, str) else text for text in texts]
         for row, entry in enumerate(entries):
@@ -137,10 +137,10 @@ class Predictor:
 
 
 def load_predictor(path: str | Path, device: str = "cpu") -> Predictor:
-    """The fine-tuned model in a directory.
+    """Load the fine-tuned model in a directory.
 
     Args:
-        path: ``--output`` of ``exlm finetune``.
+        path: the ``--output`` of ``exlm finetune``, or a task's directory in it.
         device: auto, cpu, cuda or cuda:N.
     """
     path = Path(path)

@@ -24,22 +24,22 @@ NAMES: dict[str, Any] = {
 
 
 class ExLMTokenizer(NoCopiedCode, PreTrainedTokenizerFast):
-    """A tokenizer that takes [BOS], [EOS], [PAD], [SEP] and [UNK] in a text for plain characters;
-    made by ``tokenizer_for``, or from the directory of a checkpoint.
+    """A tokenizer that reads [BOS], [EOS], [PAD], [SEP] and [UNK] in a text as plain characters.
 
-    With ``cleaning``, a ``Cleaning`` as a dict, molecules are respelled by it first, for example
-    without the stereo marks that the vocabulary lacks. What RDKit cannot read stays as it is.
+    ``tokenizer_for`` makes one, and the directory of a checkpoint opens as one. With ``cleaning``,
+    a ``Cleaning`` as a dict, it first cleans molecules, for example of the stereo marks that the
+    vocabulary lacks. A SMILES that RDKit cannot read stays as it is.
     """
 
-    # Fixed here, not an argument: that would be stored, and without this class transformers could
-    # then not find [MASK] either.
+    # Fixed here, because an argument would be stored, and transformers without this class would
+    # then not find [MASK] in a text either.
     split_special_tokens = property(lambda self: True, lambda self, value: None)
 
     @classmethod
     def convert_to_native_format(
         cls, trust_remote_code: bool = False, **options: Any
     ) -> dict[str, Any]:
-        """The arguments of a tokenizer from the files of a directory."""
+        """Arguments that open the tokenizer in a directory; transformers calls this method."""
         if (file := options.pop("tokenizer_file", None)) is None:
             raise OSError("there is no tokenizer.json")
         definition = Path(file).read_bytes()
@@ -50,7 +50,7 @@ class ExLMTokenizer(NoCopiedCode, PreTrainedTokenizerFast):
         return {**NAMES, **options, "tokenizer_object": inner}
 
     def _save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> Any:
-        """The files of the tokenizer, and if ``auto_map`` asks for it, the module that finds this
+        """Save the files of the tokenizer and, if ``auto_map`` is set, the module that imports this
         package."""
         if self.init_kwargs.get("auto_map"):
             write_remote_code(Path(save_directory))
@@ -66,8 +66,8 @@ class ExLMTokenizer(NoCopiedCode, PreTrainedTokenizerFast):
     def _add_tokens(
         self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False
     ) -> int:
-        # Tokens with the flag are not found. When a directory is opened, transformers sets it for
-        # [MASK], too, and adds it again.
+        # Tokens flagged as special are not found in a text. When a directory is opened,
+        # transformers flags [MASK], too, and adds it again.
         tokens: list[Any] = [AddedToken(t) if isinstance(t, str) else t for t in new_tokens]
         tokens = [AddedToken(MASK, special=False) if t.content == MASK else t for t in tokens]
         for token in tokens:
@@ -77,8 +77,8 @@ class ExLMTokenizer(NoCopiedCode, PreTrainedTokenizerFast):
     def train_new_from_iterator(
         self, *args: Any, new_special_tokens: Sequence[Any] | None = None, **options: Any
     ) -> ExLMTokenizer:
-        """As in transformers; the ids of [MASK] and the special tokens stay as they are."""
-        # It has no flag here, and would come behind the vocabulary.
+        """Train as in transformers; the ids of [MASK] and of the special tokens do not change."""
+        # [MASK] is not flagged as special here, so it would be added after the vocabulary.
         options["new_special_tokens"] = [MASK, *(new_special_tokens or ())]
         trained = super().train_new_from_iterator(*args, **options)
         trained._tokenizer = _finds_masks(json.loads(trained._tokenizer.to_str()))
@@ -86,7 +86,7 @@ class ExLMTokenizer(NoCopiedCode, PreTrainedTokenizerFast):
 
 
 def _cleaned(text: Any, cleaning: Cleaning) -> Any:
-    """A text, or each of a list of them or of pairs, as ``cleaning`` spells it."""
+    """Clean a SMILES, or each in a list of SMILES or pairs; unreadable ones stay as they are."""
     if isinstance(text, list | tuple):
         return type(text)(_cleaned(own, cleaning) for own in text)
     molecule = clean(text, cleaning) if text else None
@@ -96,21 +96,21 @@ def _cleaned(text: Any, cleaning: Cleaning) -> Any:
 def tokenizer_for(tokenizer: Tokenizer, max_length: int | None = None) -> ExLMTokenizer:
     """Convert a tokenizer to transformers.
 
-    The ids of a text are [BOS], those of ``Tokenizer.encode_with_masks``, and [EOS]. Offsets leave
-    out the space before a word.
+    A text becomes [BOS], the ids of ``Tokenizer.encode_with_masks``, and [EOS]. Offsets leave out
+    the space before a word.
 
     Args:
-        max_length: what ``truncation=True`` leaves of a text, in tokens, [BOS] and [EOS] included.
+        max_length: tokens that ``truncation=True`` leaves of a text, [BOS] and [EOS] included.
     """
     limit = {} if max_length is None else {"model_max_length": max_length}
     return ExLMTokenizer(tokenizer_object=_converted(tokenizer.definition), **NAMES, **limit)
 
 
 def _converted(definition: bytes) -> tokenizers.Tokenizer:
-    """The tokenizer of a run with the steps of transformers around it."""
+    """The tokenizer of a run, with the normalizer and post-processor that transformers needs."""
     inner, own = _finds_masks(json.loads(definition)), Tokenizer(definition)
     steps = [normalizers.Replace(Regex(r" (?=\[MASK\])"), "")]
-    # A list of words holds the names of the special tokens; in a text they are unknown words.
+    # A word-level vocabulary holds the names of special tokens; in a text they are unknown words.
     names = [name for name in (PAD, BOS, EOS, SEP) if own.unknown_pieces(name) == [name]]
     if names:
         pattern = "|".join(name[1:-1] for name in names)
@@ -123,7 +123,7 @@ def _converted(definition: bytes) -> tokenizers.Tokenizer:
         pair=f"{BOS} $A {EOS} {EOS} $B {EOS}",
         special_tokens=[(BOS, own.special_ids.bos), (EOS, own.special_ids.eos)],
     )
-    # Whole-word masking takes tokens whose offsets touch for one word.
+    # Whole-word masking takes tokens with touching offsets to be one word.
     trim = processors.ByteLevel(add_prefix_space=False, trim_offsets=True)
     inner.post_processor = processors.Sequence([trim, template])
     return inner
@@ -132,11 +132,11 @@ def _converted(definition: bytes) -> tokenizers.Tokenizer:
 def _finds_masks(definition: dict[str, Any]) -> tokenizers.Tokenizer:
     """A tokenizer that looks for [MASK] after normalization, which removes the blank before it.
 
-    The flag ``lstrip`` would remove line ends and tabs, too.
+    The flag ``lstrip`` of the token would remove line ends and tabs as well.
     """
     for token in definition["added_tokens"]:
         if token["content"] == MASK:
             token.update(special=False, normalized=True, lstrip=False, rstrip=False)
     inner = tokenizers.Tokenizer.from_str(json.dumps(definition))
-    inner.add_tokens([AddedToken(MASK, special=False)])  # if it stands in the vocabulary only
+    inner.add_tokens([AddedToken(MASK, special=False)])  # if only the vocabulary has it
     return inner

@@ -33,18 +33,19 @@ def collator(
     span_law: Literal["fixed", "geometric"] = "fixed",
     **options: Any,
 ) -> DataCollatorForLanguageModeling:
-    """A collator for ExLM: what is masked always becomes [MASK].
+    """A data collator for ExLM: every token it hides becomes [MASK].
 
-    Any token but [PAD], [BOS] and [EOS] may be, and none where its row has 1 in
+    It may hide any token except [PAD], [BOS], [EOS] and those with a 1 in
     ``special_tokens_mask``.
 
     Args:
         mask_ratio, strategy, span_length, span_law: as the settings ``masking.*`` of a run.
-        options: of ``DataCollatorForLanguageModeling``, such as ``seed``.
+        options: further arguments of ``DataCollatorForLanguageModeling``, such as ``seed``.
 
     Raises:
-        ValueError: for another strategy, and for ``whole_word_mask``, the masking of transformers,
-            of molecules, where it would mask whole rows, or without the strategy ``bernoulli``.
+        ValueError: if the strategy is unknown, or if ``whole_word_mask``, the masking of
+            transformers, is used with a strategy other than ``bernoulli`` or for molecules, where
+            it would mask whole rows.
     """
     if strategy not in (known := get_args(Strategy)):
         raise ValueError(f"strategy is {strategy!r}; {nearest(strategy, known)}")
@@ -72,14 +73,14 @@ def collator(
 
 @dataclass
 class _Collator(DataCollatorForLanguageModeling):
-    """Masks rows by the counters of a masker: the place in the batch, and a drawn number."""
+    """Masks rows with a ``Masker``; its counters are the place in the batch and a random number."""
 
     masker: Masker = field(kw_only=True)
 
     def torch_mask_tokens(
         self, inputs: Any, special_tokens_mask: Any = None, offset_mapping: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """The rows with their masks, and the hidden ids, elsewhere -100."""
+        """The masked rows, and as labels the hidden ids, -100 elsewhere."""
         number = int(torch.randint(2**62, (), generator=self.generator))
         is_maskable_BN = is_inner(inputs, self.masker.special_ids)
         if special_tokens_mask is not None:
@@ -93,17 +94,17 @@ class _Collator(DataCollatorForLanguageModeling):
         return masked_ids_BN, inputs.masked_fill(~is_masked_BN, -100)
 
     def numpy_call(self, examples: Any) -> dict[str, Any]:
-        """The same masks for ``return_tensors="np"``."""
+        """The same batch as NumPy arrays, for ``return_tensors="np"``."""
         return {name: part.numpy() for name, part in self.torch_call(examples).items()}
 
 
 class ChainWarmup(TrainerCallback):
-    """For ``Trainer``: fixed parallel chains at the start, as ``train.chain_warmup``.
+    """Callback for ``Trainer``: start on fixed parallel chains, as with ``train.chain_warmup``.
 
     A checkpoint stores the weight of the chains in its ``config.json``.
 
     Args:
-        share: of the steps with chains alone; the same number of steps fades them out.
+        share: share of the steps with chains alone; they fade out over as many steps again.
     """
 
     def __init__(self, share: float) -> None:
@@ -114,17 +115,17 @@ class ChainWarmup(TrainerCallback):
     def on_step_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
-        """Set the weight of the chains."""
+        """Set the weight of the chains for this step."""
         past = state.global_step / (self.share * state.max_steps)
         getattr(model, "module", model).config.chain_share = min(1.0, max(0.0, 2.0 - past))
 
     def on_train_end(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
-        """Remove the chains, unless the model is one from the warm-up."""
+        """Remove the chains, unless training stopped early or a warm-up checkpoint was loaded."""
         if args.load_best_model_at_end and state.best_model_checkpoint:
             share = ExLMConfig.from_pretrained(state.best_model_checkpoint).chain_share
-        elif state.global_step < state.max_steps:  # training was stopped
+        elif state.global_step < state.max_steps:  # training stopped early
             return
         else:
             share = 0.0

@@ -1,17 +1,16 @@
-"""What a model says of a masked batch.
+"""The predictions of a model for a masked batch.
 
 Shapes: B rows, N tokens of a row, M targets and L states of a row, S masked tokens of all rows, k
 copies or states of a mask, V vocabulary.
 
-``MaskedLM`` says one distribution for each mask (``MaskScores``), ExLM a graph of states
-(``StateScores``). Both answer the same questions: the loss of training, the probability of all
-masks together, and the distribution of each mask by itself, before any token is known. For ExLM
-that is what remains after summing over everything else: all paths, and all tokens in the other
-masks (Appendix P)::
+``MaskedLM`` predicts one distribution for each mask (``MaskScores``), ExLM a graph of states
+(``StateScores``). Both provide the training loss, the joint probability of all masked tokens of a
+row, and the marginal distribution of each mask, before any token is known. For ExLM the marginal is
+the sum over everything else, that is all paths and all tokens in the other masks (Appendix P)::
 
     P(y_i = w) = sum over u of P(state u emits target i) P_u(w)
 
-Without transitions (``ctc``) a mask has the CTC of its own states.
+Without transitions (``ctc``), a mask has the CTC distribution of its own states.
 """
 
 from __future__ import annotations
@@ -33,37 +32,37 @@ from exlm_mini.model.objectives import mlm_loss, states_alignment_loss
 
 
 class Scored(NamedTuple):
-    """The loss of a batch, and counts."""
+    """The training loss of a batch, and counts."""
 
     loss: Tensor
     """Nats per target, scalar."""
     num_without_path: int = 0
-    """Rows that had no path and were left out; only for ExLM."""
+    """Rows that have no path and are left out of the loss; only for ExLM."""
     num_correct: Tensor | None = None
-    """Masked tokens that the model guessed, int64 scalar; None for ExLM, where they cost more."""
+    """Masked tokens guessed correctly, int64 scalar; None for ExLM, where counting costs more."""
 
 
 @dataclass(frozen=True)
 class MaskScores:
-    """What ``MaskedLM`` says: a distribution for each mask."""
+    """The predictions of ``MaskedLM``: a distribution for each mask."""
 
     token_logits_SV: Tensor
-    """Row by row from left to right; k in turn for each mask that has k copies."""
+    """Row by row from left to right; with k copies, k consecutive entries for each mask."""
     is_masked_BN: Tensor
     target_ids_S: Tensor
     """int64, the true tokens."""
     num_copies: int = 1
-    """k, if each mask is asked k times and the mean counts."""
+    """Number of copies k of each mask, whose probabilities are averaged."""
 
     def scored(self) -> Scored:
-        """The loss of training: a mean over masks."""
+        """The training loss: the mean over masks."""
         target_ids_S = self.target_ids_S.repeat_interleave(self.num_copies)
         num_correct = (self.token_logits_SV.detach().argmax(dim=1) == target_ids_S).sum()
         return Scored(mlm_loss(self.token_logits_SV, target_ids_S), 0, num_correct)
 
     @cached_property
     def log_token_SV(self) -> Tensor:
-        """log P of every token in each mask, in nats."""
+        """log P of every token at each mask, in nats."""
         log_token_SV = log_softmax(self.token_logits_SV)
         if self.num_copies == 1:
             return log_token_SV
@@ -71,12 +70,12 @@ class MaskScores:
         return log_token_SkV.logsumexp(dim=1) - math.log(self.num_copies)
 
     def guesses(self) -> Tensor:
-        """guess_ids_S, int64: the likeliest token of each mask, or of each of its copies."""
+        """guess_ids_S, int64: the likeliest token at each mask, or at each copy of it."""
         return self.token_logits_SV.argmax(dim=1)
 
     def log_joint(self, token_ids_S: Tensor | None = None) -> Tensor:
-        """log P of each row's masked tokens together, (B,), float64, or of these tokens in their
-        place: the product over the masks."""
+        """Joint log-probability of each row's masked tokens, or of ``token_ids_S`` in their place:
+        the sum over the masks, (B,), float64."""
         token_ids_S = self.target_ids_S if token_ids_S is None else token_ids_S
         log_p_S = self.log_token_SV.gather(1, token_ids_S.unsqueeze(1)).squeeze(1).double()
         zeros_B = log_p_S.new_zeros(len(self.is_masked_BN))
@@ -85,19 +84,19 @@ class MaskScores:
 
 @dataclass(frozen=True)
 class StateScores:
-    """What ExLM says: the states of a graph, their edges, and what they emit."""
+    """The predictions of ExLM: a graph of states, its edges, and what the states emit."""
 
     log_emission_BML: Tensor
     """log P_u(y_i), in nats."""
     log_transition_BLL: Tensor | None
-    """log E[v, u]; None without edges (``ctc``)."""
+    """log E[v, u]; None if there are no edges (``ctc``)."""
     log_blank_BL: Tensor | None
     """``ctc`` only: log-probability of the blank, the unknown token, at each state."""
     graph: StateGraph
     is_scored_BM: Tensor
     """bool, targets whose emission counts; false at padding and at unscored boundaries."""
     state_BLD: Tensor
-    """The hidden states of the graph, from which ``model`` tells the other tokens."""
+    """Hidden states of the graph, from which ``model`` computes log P_u of all other tokens."""
     model: Any
 
     @property
@@ -107,14 +106,14 @@ class StateScores:
 
     @property
     def links(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The last three arguments of the functions of ``alignment``; of linked states."""
+        """The last three arguments of the functions in ``alignment``; only for linked states."""
         assert self.log_transition_BLL is not None
         graph = self.graph  # a row of padding alone has neither targets nor states
         num_targets_B, num_states_B = graph.num_targets_B.clamp(1), graph.num_states_B.clamp(1)
         return self.log_transition_BLL, num_targets_B, num_states_B
 
     def double(self) -> StateScores:
-        """The same in float64."""
+        """A copy with emissions and transitions in float64."""
         log_transition_BLL = self.log_transition_BLL
         if log_transition_BLL is not None:
             log_transition_BLL = log_transition_BLL.double()
@@ -125,12 +124,12 @@ class StateScores:
 
     @cached_property
     def has_mask_B(self) -> Tensor:
-        """Which rows hold a mask. The others have a path from [BOS] to [EOS], which says nothing of
-        their tokens."""
+        """Which rows contain a mask. The others have only a path from [BOS] to [EOS], which says
+        nothing about their tokens."""
         return self.graph.is_mask_BM.any(dim=1)
 
     def scored(self) -> Scored:
-        """The loss of training: a mean over rows with masks."""
+        """The training loss: the mean over rows with masks."""
         log_likelihood_B = log_likelihood(self)
         is_lost_B = self.has_mask_B & (log_likelihood_B == -torch.inf)
         loss = states_alignment_loss(
@@ -147,20 +146,20 @@ class StateScores:
 
     @cached_property
     def log_token_SV(self) -> Tensor:
-        """log P of every token in each mask by itself, in nats, row by row from left to right;
+        """Marginal log P of every token at each mask, in nats, row by row from left to right;
         detached, and -inf in a row without a path."""
         return torch.cat(list(self._masks_of_rows(torch.float64)))
 
     def guesses(self) -> Tensor:
-        """guess_ids_S, int64: the likeliest token of each mask by itself."""
-        # Never more than L x V probabilities in memory.
+        """guess_ids_S, int64: the likeliest token at each mask, by its marginal distribution."""
+        # Row by row, so that at most L x V probabilities are in memory.
         return torch.cat(
             [row_SV.argmax(dim=1) for row_SV in self._masks_of_rows(torch.float32)]
         )
 
     def log_joint(self, token_ids_S: Tensor | None = None) -> Tensor:
-        """log P of each row's masked tokens together, (B,), or of these tokens in their place;
-        over all paths, and 0 for a row without masks."""
+        """Joint log-probability of each row's masked tokens, or of ``token_ids_S`` in their place:
+        the sum over all paths, (B,); 0 for a row without masks."""
         if token_ids_S is None:
             log_joint_B = log_likelihood(self, with_boundaries=False)
             return log_joint_B.masked_fill(~self.has_mask_B, 0.0)
@@ -172,10 +171,10 @@ class StateScores:
         return replace(self, log_emission_BML=log_emission_BML, graph=graph).log_joint()
 
     def best_path(self, log_best_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """path_BM and its log-probability, (B,), for the likeliest token of each state.
+        """The likeliest path if each state emits one given token: path_BM and log_score_B.
 
         Args:
-            log_best_BL: log-probability of a state's token.
+            log_best_BL: log-probability of each state's token, such as its likeliest one.
         """
         # Boundaries cost nothing: their emissions are left out.
         log_best_BML = log_best_BL.unsqueeze(1).expand_as(self.log_emission_BML)
@@ -183,19 +182,19 @@ class StateScores:
         return viterbi(log_best_BML.masked_fill(is_boundary_BM1, 0.0), *self.links)
 
     def log_fit(self) -> Tensor:
-        """Log-probability of reaching the last state in one step per target, whatever the tokens,
-        (B,) in nats."""
+        """Log-probability that a path of one state per target ends in the last state, whatever the
+        tokens, (B,) in nats."""
         return dag_log_likelihood(torch.zeros_like(self.log_emission_BML), *self.links)
 
     def visits(self) -> Tensor:
-        """P(a path visits the state), given the rows' tokens, (B, L)."""
+        """Posterior probability that a path visits each state, given the rows' tokens, (B, L)."""
         is_boundary_BM1 = self.graph.is_boundary_BM.unsqueeze(2)
         log_emission_BML = self.log_emission_BML.masked_fill(is_boundary_BM1, 0.0)
         return posteriors(log_emission_BML, *self.links).state_BML.sum(dim=1)
 
     @torch.no_grad()
     def _masks_of_rows(self, dtype: torch.dtype) -> Iterator[Tensor]:
-        """log_token_SV of the masks of each row; ``dtype`` is that of the mixture."""
+        """Yield log_token_SV row by row; the mixture over states is computed in ``dtype``."""
         graph, weight_BML = self.graph, None
         if self.log_transition_BLL is not None:
             any_token_BML = torch.zeros_like(self.log_emission_BML, dtype=dtype)
@@ -208,7 +207,7 @@ class StateScores:
                 unk = self.model.special_ids.unk
                 log_token_MV = ctc_token_log_probs(log_token_LV, graph.owner_BL[b, :n], m, unk)
             else:
-                # In the encoder's precision, close tokens would tie.
+                # In the encoder's lower precision, tokens of similar probability would tie.
                 with torch.autocast(log_token_LV.device.type, enabled=False):
                     token_MV = weight_BML[b, :m, :n] @ log_token_LV.to(dtype).exp()
                 log_token_MV = token_MV.log().to(log_token_LV.dtype)
@@ -239,9 +238,10 @@ def log_likelihood(
 
 
 def _ctc_log_likelihood(scores: StateScores) -> Tensor:
-    """CTC of each target over its own k states, (B, M); meaningless where unscored."""
+    """CTC log-probability of each target over its own k states, (B, M); meaningless where
+    unscored."""
     graph = scores.graph
-    assert scores.log_blank_BL is not None  # states are not linked
+    assert scores.log_blank_BL is not None  # only called for ctc
     log_target_BMk = scores.log_emission_BML.gather(2, graph.state_BMk)
     log_blank_BML = scores.log_blank_BL.unsqueeze(1).expand_as(scores.log_emission_BML)
     is_blank_BM = graph.target_ids_BM == scores.model.special_ids.unk
@@ -262,7 +262,7 @@ def ctc_token_log_probs(
 
     Args:
         log_token_LV: log P_u(w) of the states of one row, in nats.
-        owner_L: int64, the target a state is a clone of.
+        owner_L: int64, the target that each state is a clone of.
         unk: id of the unknown token, the blank as in training.
     """
     is_blank_V = torch.arange(log_token_LV.shape[1], device=owner_L.device) == unk

@@ -3,9 +3,9 @@
 Shapes: B rows, L states, M targets, S any number of states, D width, V vocabulary.
 
 The dynamic programme needs M numbers per state, not V: log P_u(y_i) = h_u·W[y_i] + b[y_i] - lse_u.
-Only the log-sum-exp ``lse_u`` involves the whole vocabulary, so it has its own backward pass. Its
-buffer of states x V is written once and kept as probabilities (``buffer``), or recomputed chunk by
-chunk (``chunked``).
+Only the log-sum-exp ``lse_u`` involves the whole vocabulary, so it has its own backward pass. For
+this pass, the states x V buffer is either kept, as probabilities (``buffer``), or recomputed chunk
+by chunk (``chunked``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CACHED_NUMBERS = 2**17
 def _normalise_(logits_SV: Tensor) -> Tensor:
     """Turn logits into probabilities in place; returns lse_S.
 
-    Makes five passes; on a CPU over a few rows at a time, which stay in the cache.
+    This takes five passes; on a CPU they run over a few rows at a time, which stay in the cache.
     """
     S, V = logits_SV.shape
     num_rows = max(1, _CACHED_NUMBERS // V) if logits_SV.device.type == "cpu" else max(1, S)
@@ -71,7 +71,7 @@ _buffered = with_gradients(_in_one_buffer, _gradients_of_buffer)
 def _in_chunks(
     hidden_SD: Tensor, weight_VD: Tensor, bias_V: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """lse_S with at most ``chunk`` rows of logits at a time, and the same to keep."""
+    """lse_S, from at most ``chunk`` rows of logits at a time, and a copy for the gradients."""
     lse_S = torch.cat(
         [_float_logits(h, weight_VD, bias_V).logsumexp(dim=1) for h in hidden_SD.split(chunk)]
     )
@@ -86,7 +86,7 @@ def _gradients_of_chunks(
     lse_S: Tensor,
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The logits of ``chunk`` rows at a time are computed again."""
+    """Recompute the logits, ``chunk`` rows at a time."""
     grad_hidden_SD = torch.empty_like(hidden_SD)
     summed = torch.promote_types(weight_VD.dtype, torch.float32)  # bfloat16 drops small terms
     grad_weight_VD = torch.zeros_like(weight_VD, dtype=summed)
@@ -109,9 +109,10 @@ _chunked = with_gradients(_in_chunks, _gradients_of_chunks)
 def _accumulate(
     hidden_SD: Tensor, weight_VD: Tensor, probability_SV: Tensor, grad_S: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of lse, whose derivative by the logits is the softmax, times grad_S.
+    """Gradients of lse for hidden states, weight and bias, times grad_S.
 
-    The smaller factor is scaled, so that the S x V buffer is never copied.
+    The derivative of lse with respect to the logits is the softmax. Scaling by grad_S is applied to
+    the smaller tensors, so that the S x V buffer is never copied.
     """
     scale_S1 = grad_S.to(hidden_SD.dtype).unsqueeze(1)
     grad_hidden_SD = (probability_SV @ weight_VD) * scale_S1
@@ -126,9 +127,9 @@ def log_sum_exp_logits(
     """log Σ_w exp(h·W[w] + b[w]) for every state, differentiable once.
 
     Args:
-        hidden_SD, weight_VD, bias_V: one floating dtype.
-        chunk: None keeps one S x V buffer for the backward pass; a number recomputes that many
-            rows at a time, so memory does not grow with S.
+        hidden_SD, weight_VD, bias_V: all of the same floating dtype.
+        chunk: None keeps one S x V buffer for the backward pass; with a number, that many rows at
+            a time are recomputed, so that memory for logits does not grow with S.
 
     Returns:
         lse_S in nats, at least float32.
@@ -156,22 +157,22 @@ class VocabularyHead(nn.Module):
 
     @record_function("head")
     def logits(self, hidden_SD: Tensor, embedding_VD: Tensor) -> Tensor:
-        """token_logits_SV of any hidden states."""
+        """Logits of all tokens for any hidden states, token_logits_SV."""
         return F.linear(self._features(hidden_SD), embedding_VD, self.bias)
 
     @record_function("head")
     def log_emission(
         self, state_BLD: Tensor, embedding_VD: Tensor, target_ids_BM: Tensor
     ) -> Tensor:
-        """log P_u(y_i) of each row's targets at its own states: log_emission_BML in nats, at least
-        float32; ``embedding_VD`` is the tied embedding."""
+        """log P_u(y_i) of each row's targets at the states of the row, log_emission_BML; in nats,
+        at least float32. ``embedding_VD`` is the tied embedding."""
         feature_BLD = self._features(state_BLD)
         lse_BL = log_sum_exp_logits(
             feature_BLD.flatten(0, 1), embedding_VD, self.bias, self.chunk
         ).view(feature_BLD.shape[:2])
         target_BMD = F.embedding(target_ids_BM, embedding_VD)
         bias_BM1 = self.bias[target_ids_BM].unsqueeze(2)
-        # Rounded as in lse: otherwise probabilities in bfloat16 would exceed 1.
+        # Rounded like the logits in lse; otherwise probabilities in bfloat16 would exceed 1.
         logits_BML = torch.baddbmm(bias_BM1, target_BMD, feature_BLD.transpose(1, 2))
         return logits_BML.to(lse_BL.dtype) - lse_BL.unsqueeze(1)
 

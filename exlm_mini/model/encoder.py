@@ -1,4 +1,4 @@
-"""The Transformer encoder: pre-norm, GELU, rotary positions, no absolute ones.
+"""The Transformer encoder: pre-norm, GELU, rotary instead of absolute positions.
 
 Shapes: B rows, N tokens before expansion, T after it, D width, H heads, d head size.
 
@@ -23,11 +23,11 @@ def attend(
     is_key_B11T: Tensor | None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """softmax(q kᵀ / sqrt(d)) v within each row; a CPU computes it in float32, because the backward
-    pass in bf16 took 1.5 to more than 2 times as long where it was measured.
+    """softmax(q kᵀ / sqrt(d)) v within each row; on a CPU, bfloat16 is computed in float32, because
+    the backward pass in bfloat16 took 1.5 to more than 2 times as long where it was measured.
 
     Args:
-        is_key_B11T: bool, false at padding, which no token attends to; none without padding.
+        is_key_B11T: bool, false at padding, which no token attends to; None without padding.
         dropout: share of the attention probabilities set to 0.
     """
     if query_BHTd.device.type == "cpu" and query_BHTd.dtype == torch.bfloat16:
@@ -76,7 +76,7 @@ class EncoderLayer(nn.Module):
         self.activation_dropout = nn.Dropout(config.activation_dropout)
 
     def forward(self, x_BTD: Tensor, rotation: Rotation, is_key_B11T: Tensor | None) -> Tensor:
-        """(B, T, D) to (B, T, D)."""
+        """Map (B, T, D) to (B, T, D); arguments as in ``SelfAttention``."""
         attended_BTD = self.attention(self.attention_norm(x_BTD), rotation, is_key_B11T)
         x_BTD = x_BTD + self.dropout(attended_BTD)
         inner_BTF = self.activation_dropout(F.gelu(self.ffn_in(self.ffn_norm(x_BTD))))
@@ -84,7 +84,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Token ids and their 2D positions to contextual hidden states H (§4.2)."""
+    """Maps token ids and their 2D positions to contextual hidden states H (§4.2)."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, pad: int) -> None:
         super().__init__()
@@ -112,12 +112,12 @@ class Encoder(nn.Module):
 
         Args:
             token_ids_BT: int64.
-            position_BT: int64, token index of each token.
+            position_BT: int64, index of the original token; all its clones share it.
             clone_BT: int64, clone index; 0 for an ordinary token.
             is_real_BT: bool, false at padding, which no token attends to.
-            row_ids_BN: int64, the rows before expansion, padded; without them ``expand_at`` has
+            row_ids_BN: int64, the rows before expansion, padded; without them, ``expand_at`` has
                 no effect.
-            clone_embedding: by clone index; added to the clones when they are copied.
+            clone_embedding: a vector per clone index, added when ``expand_at`` makes the clones.
 
         Returns:
             hidden_BTD after the final LayerNorm; meaningless at padding.
@@ -128,7 +128,7 @@ class Encoder(nn.Module):
             x_BND = self._below(row_ids_BN)
             B, N, _ = x_BND.shape
             source_BT = position_BT + N * torch.arange(B, device=x_BND.device).unsqueeze(1)
-            # F.embedding, because its backward pass is a fast sum.
+            # F.embedding instead of indexing, because its backward pass is a fast sum.
             x_BTD = F.embedding(source_BT, x_BND.flatten(0, 1))
             if clone_embedding is not None:
                 x_BTD = x_BTD + clone_embedding(clone_BT) * (clone_BT > 0).unsqueeze(2)
@@ -152,7 +152,7 @@ class Encoder(nn.Module):
     def _frame(
         self, position_BT: Tensor, clone_BT: Tensor, is_real_BT: Tensor
     ) -> tuple[Rotation, Tensor | None]:
-        """What all layers need: the rotation of the tokens, and which of them are keys."""
+        """What all layers need: the rotation of the tokens, and ``is_key_B11T`` of ``attend``."""
         is_key_B11T = None if bool(is_real_BT.all()) else is_real_BT[:, None, None, :]
         dtype = torch.promote_types(self.embedding.weight.dtype, torch.float32)
         if self.rope == "2d":
@@ -162,7 +162,7 @@ class Encoder(nn.Module):
 
 
 def initialise(module: nn.Module, std: float) -> None:
-    """Weights of linear and embedding layers N(0, std²), biases and the pad row 0."""
+    """Draw the weights of linear and embedding layers from N(0, std²); zero biases and pad row."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, std=std)

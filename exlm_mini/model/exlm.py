@@ -31,7 +31,7 @@ class MaskedLM(nn.Module):
         self.head = VocabularyHead(config, vocab_size)
         initialise(self, config.init_std)
 
-    @record_function("encoder")  # a part of the step, for PyTorch's profiler
+    @record_function("encoder")  # names this part of a step in PyTorch's profiler
     def encode(self, token_ids_BN: Tensor) -> Tensor:
         """hidden_BND of the rows, without any expansion."""
         is_expanded_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool)
@@ -50,10 +50,11 @@ class MaskedLM(nn.Module):
     def answer(
         self, batch: MaskedBatch, chain_share: float = 0.0, num_copies: int = 1
     ) -> MaskScores:
-        """What the model says of a batch.
+        """The predictions for a batch.
 
         Args:
-            num_copies: of every token, for a batch that is not repeated yet.
+            chain_share: ignored; it is for ``ExLM``.
+            num_copies: how often to repeat every token of a batch that is not repeated yet.
         """
         rows = (repeat_tokens(part_BN, num_copies) for part_BN in batch[:2])
         target_ids_S = batch.token_ids_BN[batch.is_masked_BN]
@@ -83,8 +84,8 @@ class ExLM(nn.Module):
     ) -> tuple[Tensor, StateGraph]:
         """hidden_BTD of the expanded rows, and the graph of their states.
 
-        Without masks only the boundaries are expanded (``official``) or nothing (``paper``):
-        this is how the encoder is used downstream.
+        In rows without masks only the boundaries are expanded (``official``), or nothing
+        (``paper``); the encoder is used in this way downstream.
         """
         expanded, graph = expand_masks(
             masked_ids_BN,
@@ -108,13 +109,13 @@ class ExLM(nn.Module):
 
         Args:
             masked_ids_BN: int64, tokens with [MASK] in place of the hidden ones.
-            is_masked_BN: bool.
+            is_masked_BN: bool, true for hidden tokens.
             token_ids_BN: int64, the tokens before masking.
             chain_share: weight of fixed parallel chains in the transitions, see
                 ``transition.blend``; 0 except at the start of training.
 
         Returns:
-            Scores for ``answers.log_likelihood``.
+            The scores, for ``answers.log_likelihood`` and the methods of ``StateScores``.
         """
         hidden_BTD, graph = self.encode(masked_ids_BN, is_masked_BN, token_ids_BN)
         state_BLD = self.states(hidden_BTD, graph)
@@ -130,7 +131,7 @@ class ExLM(nn.Module):
     def answer(
         self, batch: MaskedBatch, chain_share: float = 0.0, num_copies: int = 1
     ) -> StateScores:
-        """What the model says of a batch, as ``forward``; ``num_copies`` is for ``MaskedLM``."""
+        """The predictions for a batch, see ``forward``; ``num_copies`` is only for ``MaskedLM``."""
         return self(*batch, chain_share)
 
     def states(self, hidden_BTD: Tensor, graph: StateGraph) -> Tensor:
@@ -139,12 +140,12 @@ class ExLM(nn.Module):
         return state_BLD if self.clone is None else state_BLD + self.clone(graph.clone_BL)
 
     def token_logits(self, state_BLD: Tensor) -> Tensor:
-        """token_logits_BLV of any states, for reading the model; training never needs them."""
+        """Logits of all tokens for any states, token_logits_BLV; training never needs them."""
         return self.head.logits(state_BLD, self.encoder.embedding.weight)
 
     @record_function("transition")
     def _link(self, state_BLD: Tensor, graph: StateGraph, chain_share: float) -> Tensor | None:
-        """log_transition_BLL; none for ``ctc``."""
+        """log_transition_BLL; None for ``ctc``."""
         if self.transition is None:
             return None
         # While E only learns from the chains, its gradient must not pull the states away from
@@ -169,12 +170,12 @@ class ExLM(nn.Module):
 
 
 def token_states(model: MaskedLM | ExLM, token_ids_BN: Tensor, num_copies: int = 1) -> Tensor:
-    """hidden_BND: one state per token, that of its first clone or copy.
+    """hidden_BND: one hidden state per token, that of its first clone or copy.
 
     Masks and boundaries are expanded as in pre-training.
 
     Args:
-        model: either of the two.
+        model: either kind of model.
         token_ids_BN: int64, padded on the right; the result is meaningless at padding.
         num_copies: copies of every token; above 1 for Repeated MLM.
     """

@@ -21,7 +21,7 @@ class Expanded(NamedTuple):
     """An expanded batch; padding has token id ``pad``, position 0 and clone 0."""
 
     token_ids_BT: Tensor
-    """int64, copies of [MASK] (and of the boundaries) beside the ordinary tokens."""
+    """int64, ordinary tokens and the copies of [MASK] (and of the boundaries)."""
     position_BT: Tensor
     """int64, index of the original token; all clones share it."""
     clone_BT: Tensor
@@ -36,21 +36,21 @@ class StateGraph(NamedTuple):
     place_BL: Tensor
     """int64, place of each state in the expanded sequence; 0 beyond ``num_states_B``."""
     owner_BL: Tensor
-    """int64, which target position (0..M-1) a state is a clone of; 0 beyond the states."""
+    """int64, index (0..M-1) of the target that each state is a clone of; 0 beyond the states."""
     clone_BL: Tensor
     """int64, clone index 1..k of each state; 0 for an unexpanded boundary and beyond."""
     num_states_B: Tensor
-    """int64."""
+    """int64, number of states of each row."""
     state_BMk: Tensor
     """int64, the states of each target in order; 0 where ``is_own_BMk`` is false."""
     is_own_BMk: Tensor
-    """bool, false beyond the states of a target: an unexpanded boundary has one."""
+    """bool, false beyond a target's own states; an unexpanded boundary has only one."""
     target_ids_BM: Tensor
-    """int64, tokens at the expanded positions, in order; ``pad`` beyond ``num_targets_B``."""
+    """int64, true tokens of the targets, in order; ``pad`` beyond ``num_targets_B``."""
     is_boundary_BM: Tensor
     """bool, true where the target is a [BOS] or [EOS], not a masked token."""
     num_targets_B: Tensor
-    """int64."""
+    """int64, number of targets of each row."""
 
     @property
     def is_state_BL(self) -> Tensor:
@@ -69,14 +69,14 @@ class StateGraph(NamedTuple):
         return self.is_target_BM & ~self.is_boundary_BM
 
     def by_target(self, value_BLX: Tensor) -> Tensor:
-        """Values of the states of each target, value_BMkX; any where ``is_own_BMk`` is false."""
+        """Gather the states' values by target: value_BMkX, arbitrary where not ``is_own_BMk``."""
         B, M, k = self.state_BMk.shape
         others = value_BLX.shape[2:]
         index_BKX = self.state_BMk.view(B, M * k, *(1 for _ in others)).expand(-1, -1, *others)
         return value_BLX.gather(1, index_BKX).unflatten(1, (M, k))
 
     def of_masks(self, value_BLX: Tensor) -> Tensor:
-        """Values of the states of each mask, row by row: value_SkX."""
+        """Gather the states' values by mask, row by row: value_SkX."""
         return self.by_target(value_BLX)[self.is_mask_BM]
 
 
@@ -134,10 +134,10 @@ def expand_masks(
 
     ``boundary="official"`` follows the released code: [BOS] and every [EOS] are cloned k times
     like a mask and are targets too; a path runs from the first [BOS] clone to the last state.
-    ``boundary="paper"`` is Appendix P: one [BOS] and one [EOS] state, never cloned; the first
-    and the last target stand for them and are not scored.
+    ``boundary="paper"`` follows Appendix P: [BOS] and [EOS] are one state each, never cloned; they
+    are the first and the last target, but are not scored.
 
-    Deviation from the released code: the graph ends in the last *state*. There it ended in the
+    Deviation from the released code: the graph ends in the last *state*. There it ends in the
     last position, which may be an ordinary token or, in a batch, a copied one.
 
     Args:
@@ -188,7 +188,7 @@ def expand_masks(
 
 
 def _outer_boundary(ids_BN: Tensor, is_boundary_BN: Tensor, special_ids: SpecialIds) -> Tensor:
-    """Only the first and the last real token of each row, which must be [BOS] and [EOS]."""
+    """Keep only the first and the last real token of each row, which must be [BOS] and [EOS]."""
     last_B1 = ((ids_BN != special_ids.pad).sum(dim=1, keepdim=True) - 1).clamp(min=0)
     ends_B1 = ids_BN.gather(1, last_B1)
     is_fit_B = (ids_BN[:, 0] == special_ids.bos) & (ends_B1[:, 0] == special_ids.eos)

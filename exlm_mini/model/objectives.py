@@ -33,8 +33,8 @@ def states_alignment_loss(log_likelihood_B: Tensor, num_scored_B: Tensor) -> Ten
     """L_SA = -log f_{M,L}, per target (§4.3).
 
     Deviation from §4.3, after the released code: each row's loss is divided by its number of
-    targets, then rows are averaged. The released code counts a row without a path as loss 0;
-    here such a row is left out of the mean.
+    targets, then rows are averaged. In the released code a row without a path counts as a loss
+    of 0; here such a row is left out of the mean.
 
     Args:
         log_likelihood_B: in nats, from ``answers.log_likelihood``.

@@ -3,10 +3,10 @@
 Shapes: B rows, T tokens, H heads, d head size.
 
 A head is split into two contiguous halves. The first is rotated by the token index i, the second
-by the clone index j, so a score depends on (i - i', j - j') alone. As in the released code, an
-ordinary token has j = 0 and only half of each head sees its position. Angles are
-computed from integer positions at every call: without a cache nothing can be stale after loading a
-checkpoint.
+by the clone index j, so an attention score depends on positions only through (i - i', j - j'). As
+in the released code, an ordinary token has j = 0 and only half of each head sees its position.
+Angles are computed from integer positions at every call: without a cache nothing can be stale after
+loading a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Rotation(NamedTuple):
 
 
 def _angles(index_BT: Tensor, part_dim: int, dtype: torch.dtype) -> Tensor:
-    """Angles index * 10000^(-2j / part_dim), written twice: (B, T, part_dim)."""
+    """Angles index * 10000^(-2j / part_dim), repeated for both halves: (B, T, part_dim)."""
     exponent_j = torch.arange(0, part_dim, 2, dtype=dtype, device=index_BT.device) / part_dim
     angle_BTj = index_BT.to(dtype).unsqueeze(-1) * _BASE**-exponent_j
     return torch.cat([angle_BTj, angle_BTj], dim=-1)
@@ -68,7 +68,7 @@ def rotation_1d(
 
 
 def rotate(x_BHTd: Tensor, rotation: Rotation) -> Tensor:
-    """Turn queries or keys by their positions; same shape and dtype as the input.
+    """Rotate queries or keys by their positions; same shape and dtype as the input.
 
     In each part, coordinate j pairs with coordinate j + part_dim / 2. Differentiable in ``x_BHTd``.
     """
@@ -95,15 +95,15 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turn(x_BHTd: Tensor, rotation: Rotation, sign: int) -> Tensor:
-    """(a, b) to (a cos - b sin, b cos + a sin), or back for sign -1."""
-    if x_BHTd.device.type == "cpu":  # in memory order of the angles
+    """Map (a, b) to (a cos - b sin, b cos + a sin); sign -1 rotates back."""
+    if x_BHTd.device.type == "cpu":  # same memory order as the angles
         x_BHTd = x_BHTd.contiguous()
     turned_BHTd = x_BHTd * rotation.cos_B1Td
     x, turned, sin = (
         t.unflatten(-1, (rotation.num_parts, 2, -1))
         for t in (x_BHTd, turned_BHTd, rotation.sin_B1Td)
     )
-    # By index: if views of unbind are written to, torch.compile compiles each length by itself.
+    # By index: if views of unbind are written to, torch.compile recompiles for each length.
     turned[..., 0, :].addcmul_(x[..., 1, :], sin[..., 0, :], value=-sign)
     turned[..., 1, :].addcmul_(x[..., 0, :], sin[..., 1, :], value=sign)
     return turned_BHTd.to(x_BHTd.dtype)

@@ -2,7 +2,7 @@
 
 Shapes: B rows, L states, M targets, k states of a mask, D width, H heads.
 ``log_transition_BLL[b, v, u]`` is the log-probability of the edge v -> u. It is -inf unless v < u
-and both are states; each row of E with a successor sums to one.
+and both are states; each row of E that has a successor sums to one.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def edges(graph: StateGraph, sparse: bool = False) -> Tensor:
 def edge_log_softmax(scores_BHLL: Tensor, is_edge_BLL: Tensor) -> Tensor:
     """log softmax over the allowed successors of each state, 0 elsewhere; (B, H, L, L).
 
-    The fill value is finite because a state without successors would otherwise have nan gradients.
-    The caller masks it.
+    The fill value 0 is finite because a state without successors would otherwise have nan
+    gradients. The caller has to mask it.
     """
     is_edge_B1LL = is_edge_BLL.unsqueeze(1)
     has_successor_B1L1 = is_edge_B1LL.any(dim=-1, keepdim=True)
@@ -48,7 +48,7 @@ def edge_log_softmax(scores_BHLL: Tensor, is_edge_BLL: Tensor) -> Tensor:
 def _attend(
     query_BHLd: Tensor, key_BHLd: Tensor, is_edge_BLL: Tensor, bonus_LL: Tensor | None = None
 ) -> Tensor:
-    """``edge_log_softmax`` of q kᵀ / sqrt(d) + bonus, in float32 under autocast too."""
+    """``edge_log_softmax`` of q kᵀ / sqrt(d) + bonus, in float32 even under autocast."""
     query_BHLd, key_BHLd = _at_least_float32(query_BHLd), _at_least_float32(key_BHLd)
     with torch.autocast(query_BHLd.device.type, enabled=False):
         scores_BHLL = query_BHLd @ key_BHLd.transpose(2, 3) / math.sqrt(query_BHLd.shape[-1])
@@ -100,8 +100,9 @@ class GatedTransition(nn.Module):
 
     Deviation from §4.2, where E is one softmax: head c gives softmax(q_c k_cᵀ / sqrt(D/H)), and
     state v mixes its heads with softmax(W_g x_v). Queries, keys and gates read the state and,
-    with ``use_position``, a learned embedding of its place in the expanded sequence. Places
-    beyond the rows of training are never trained, and E breaks there (``learned-places.json``).
+    with ``use_position``, a learned embedding of its place in the expanded sequence. Places beyond
+    the longest row of training are never trained, and E breaks down there
+    (``book/results/learned-places.json``).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -126,14 +127,14 @@ class GatedTransition(nn.Module):
         return query_BLD, key_BLD, gate_BLH
 
     def _read(self, linear: nn.Linear, state_BLD: Tensor, graph: StateGraph) -> Tensor:
-        """``linear`` of [state, place]; multiplies each place once, not once per state."""
+        """Apply ``linear`` to [state, place], multiplying each place once, not once per state."""
         if self.place is None:
             return linear(state_BLD)
         of_state_XD, of_place_XD = linear.weight.split(state_BLD.shape[-1], dim=1)
         place_PD = self.place.weight
         is_at_hand = graph.place_BL.device.type == "cpu" and not torch.compiler.is_compiling()
         if is_at_hand and graph.place_BL.numel():
-            # On a GPU reading the maximum would wait, and the whole table takes little time.
+            # On a GPU the host would wait for the maximum, and the whole table takes little time.
             place_PD = place_PD[: int(graph.place_BL.max()) + 1]
         place_PX = F.linear(place_PD, of_place_XD, linear.bias)
         return F.linear(state_BLD, of_state_XD) + F.embedding(graph.place_BL, place_PX)
@@ -143,19 +144,20 @@ class SpanTransition(GatedTransition):
     r"""E learned within spans of adjacent masks; ours, not in the paper.
 
     On real data a dense E collapses: one edge from the visible side into a span takes all the
-    probability, and the other clones no longer get a gradient. So a path goes from each state to
-    the next target only (no probability is lost), and with v a clone of target i and u of i + 1:
+    probability, and the other clones no longer get a gradient. Here a path therefore goes from each
+    state only to the next target, so no probability is lost. If v is a clone of target i and u one
+    of i + 1:
 
-    * where i and i + 1 are adjacent masks, E[v, u] is ``GatedTransition``'s, over the clones of
-      i + 1, with ``chain_bonus`` added to the score of the clone of v's number;
+    * where i and i + 1 are adjacent masks, E[v, u] is that of ``GatedTransition``, normalised over
+      the clones of i + 1, with ``chain_bonus`` added to the score of the clone numbered like v;
     * everywhere else, as at the entry of a span, E[v, u] = 1 / k.
 
-    The joint probability is then a product over spans, and that of a span of n masks is
+    The joint probability is then a product over spans, and for a span of n masks it is
 
         sum over c_1 .. c_n of 1/k P(y_1 | c_1) prod_i E[c_i-1, c_i] P(y_i | c_i),
 
     a hidden Markov model whose first state is uniform: each clone has an equal share of the
-    gradient at the entry. With bonus 0 and equal clones it is a product of single masks.
+    gradient at the entry. With bonus 0 and identical clones it is a product over single masks.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -181,11 +183,11 @@ class SpanTransition(GatedTransition):
 
 
 class FixedTransition(nn.Module):
-    """Equal shares of edges that do not depend on features, so nothing is learned.
+    """Fixed edges of equal probability, whatever the features; nothing is learned.
 
-    With ``uniform`` (an ablation) a path goes from a state to each clone of the next target, so a
-    mask's token is an equal mixture over its k states; with ``chains`` to the clone of the same
-    number within a span of adjacent masks.
+    With ``uniform`` (an ablation) every state leads to all clones of the next target, so a mask's
+    token is an equal mixture over its k states. With ``chains``, within a span of adjacent masks a
+    state leads only to the clone of the same number.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -193,7 +195,7 @@ class FixedTransition(nn.Module):
         self.kind = config.transition
 
     def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
-        """log_transition_BLL, the same for all features."""
+        """log_transition_BLL, whatever the features of the states."""
         is_edge_BNkk = _next_target_edges(graph)
         if self.kind == "chains":
             is_edge_BNkk = _same_clone(is_edge_BNkk, _within_span(graph))
@@ -217,16 +219,18 @@ def blend(log_transition_BLL: Tensor, log_chain_BLL: Tensor, chain_share: float)
     """log of (1 - share) E + share * chains, for the start of training.
 
     Not in the paper. From a random start the transitions settle on one clone per mask before
-    the clones have learned to differ, and ExLM stays where MLM is. While the chains are fixed
-    the clones can only differ in what they emit; then the learned transitions fade in.
+    the clones have learned to differ, and ExLM becomes no better than MLM. While only the fixed
+    chains are used, the clones can differ only in what they emit; then the learned transitions
+    fade in.
 
-    At share 1 the learned E would have no gradient and later fade in untrained. So it gets the
-    gradient of the chains: the expected number of times that a path takes each edge, from which
+    At share 1 the learned E would have no gradient and later fade in untrained. Therefore it gets
+    the gradient of the chains: the expected number of times that a path takes each edge, from which
     the M-step of EM would estimate E.
 
     Args:
         log_transition_BLL: the learned log E.
-        chain_share: above 0, at most 1.
+        log_chain_BLL: log E of the chains, from ``parallel_chains``.
+        chain_share: weight of the chains, above 0 and at most 1.
     """
     if chain_share == 1:
         taught_BLL = log_transition_BLL.masked_fill(log_chain_BLL == -torch.inf, 0.0)
@@ -242,7 +246,7 @@ def blend(log_transition_BLL: Tensor, log_chain_BLL: Tensor, chain_share: float)
 
 
 def _next_target_edges(graph: StateGraph) -> Tensor:
-    """Edges to every clone of the next target, and to the last state of the last; is_edge_BNkk."""
+    """Edges to all clones of the next target, of the last only to its last state; is_edge_BNkk."""
     is_own_BMk = graph.is_own_BMk
     target_M = torch.arange(is_own_BMk.shape[1], device=is_own_BMk.device)
     is_last_BM = target_M == (graph.num_targets_B - 1).unsqueeze(1)
@@ -252,7 +256,7 @@ def _next_target_edges(graph: StateGraph) -> Tensor:
 
 
 def _within_span(graph: StateGraph) -> Tensor:
-    """Where a target and the next are adjacent masks; is_within_BN11 (bool)."""
+    """Whether a target and the next one are adjacent masks; is_within_BN11 (bool)."""
     is_mask_BM = graph.is_mask_BM
     first_place_BM = graph.place_BL.gather(1, graph.state_BMk[:, :, 0])
     is_adjacent_BN = first_place_BM.diff(dim=1) == graph.state_BMk.shape[2]
@@ -260,7 +264,7 @@ def _within_span(graph: StateGraph) -> Tensor:
 
 
 def _same_clone(is_edge_BNkk: Tensor, is_chain_BN11: Tensor) -> Tensor:
-    """Where there is a chain, only the edges to the clone of the same number."""
+    """Keep only the edges to the clone of the same number wherever there is a chain."""
     k = is_edge_BNkk.shape[3]
     is_same_kk = torch.eye(k, dtype=torch.bool, device=is_edge_BNkk.device)
     return is_edge_BNkk & (is_same_kk | ~is_chain_BN11)
@@ -279,7 +283,7 @@ def _to_matrix(log_edge_BNkk: Tensor, is_edge_BNkk: Tensor, graph: StateGraph) -
     row_B111 = torch.arange(B, device=state_BMk.device)[:, None, None, None]
     index_BNkk = (row_B111 * L + state_BMk[:, :-1].unsqueeze(3)) * L
     index_BNkk = index_BNkk + state_BMk[:, 1:].unsqueeze(2)
-    # What is no edge goes behind the last row.
+    # Entries that are not edges go to an extra element at the end.
     index_X = index_BNkk.where(is_edge_BNkk, B * L * L).flatten()
     log_transition_X = log_edge_BNkk.new_full((B * L * L + 1,), -torch.inf)
     log_transition_X = log_transition_X.scatter(0, index_X, log_edge_BNkk.flatten())
@@ -287,7 +291,7 @@ def _to_matrix(log_edge_BNkk: Tensor, is_edge_BNkk: Tensor, graph: StateGraph) -
 
 
 def make_transition(config: ModelConfig) -> nn.Module | None:
-    """The transition module named in the settings; none for ``ctc``, which has no edges."""
+    """The transition module named in the settings; None for ``ctc``, which has no edges."""
     match config.transition:
         case "paper":
             return PaperTransition(config)

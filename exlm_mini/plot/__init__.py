@@ -1,13 +1,13 @@
-"""``python -m exlm_mini.plot``: curves of runs from their logs, in the form of Figure 9. ::
+"""``python -m exlm_mini.plot``: plot the curves of runs from their logs, as in Figure 9. ::
 
     python -m exlm_mini.plot runs/first runs/second --output curves.svg
 
-Loss, mask accuracy and perplexity come first, then how the machine was used, as far as that was
-logged. RUN is the directory of a run, also of one that is still training; one that trained several
-models gives a curve for each.
+Loss, mask accuracy and perplexity come first, then speed and memory, if they were logged. RUN is
+the directory of a run, which may still be training; a run that trained several models gives a curve
+for each.
 
-Lines are of training batches, dots of held-out rows. mask_accuracy has no line for exlm, whose
-states are several guesses for each mask; its dots count the likeliest token over all states.
+Lines show training batches, dots held-out rows. For exlm, mask accuracy has no line, because its
+states make several guesses for each mask; the dots count the likeliest token over all states.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def logs_of(paths: list[Path]) -> dict[str, Path]:
-    """The log of each model by the directory it stands in."""
+    """The path of each model's log, by the directory that holds it."""
     logs: dict[str, Path] = {}
     for path in paths:
         found = [path / LOG] if (path / LOG).is_file() else sorted(path.glob(f"*/{LOG}"))
@@ -47,7 +47,7 @@ def logs_of(paths: list[Path]) -> dict[str, Path]:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Read the logs, draw, write."""
+    """Read the logs, draw the curves and write the figure."""
     output = Path(arguments.output)
     if output.suffix.lower() not in SUFFIXES:
         raise UserError(f"--output {output} must end in {', '.join(SUFFIXES)}")
@@ -63,5 +63,5 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 done, 2 a mistake of the user, 130 interrupted."""
+    """Run the command; returns 0 (done), 2 (user error) or 130 (interrupted)."""
     return exit_code(lambda: run(_parser().parse_args(argv)))

@@ -1,4 +1,4 @@
-"""From the logs of runs to a figure: a panel for each quantity, a colour for each run."""
+"""Draw the logs of runs as a figure: a panel for each quantity, a colour for each run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TRAINING, HELD_OUT = "training batches", "held-out rows"
 
 
 class Panel(NamedTuple):
-    """A quantity that is drawn."""
+    """One panel of the figure: its quantity's unit and keys in a log."""
 
     unit: str
     training: str | None
-    """Key in the lines of a log."""
+    """Key of the quantity for training batches, in the lines of a log."""
     held_out: str | None = None
     factor: float = 1
-    """From the numbers of a log to those of the panel."""
+    """Factor that converts the numbers of a log to the unit of the panel."""
 
 
 PANELS = {
@@ -38,7 +38,7 @@ PANELS = {
     "speed": Panel("input tokens per second", "tokens_per_second"),
     "peak memory": Panel("GiB", "peak_memory_mib", None, 1 / 1024),
 }
-"""By title, in the order in which they are drawn: first those of Figure 9."""
+"""The panels by title, in the order in which they are drawn: first those of Figure 9."""
 
 
 def read(logs: Mapping[str, Path]) -> pd.DataFrame:
@@ -48,8 +48,8 @@ def read(logs: Mapping[str, Path]) -> pd.DataFrame:
         logs: the path of each ``metrics.jsonl`` by the name of its run.
 
     Returns:
-        A row for each number: ``run``, ``step``, ``panel``, ``rows`` (of training, held out) and
-        ``value``, in the units of the panels.
+        A table with one row per number and the columns ``run``, ``step``, ``panel``, ``rows``
+        (``TRAINING`` or ``HELD_OUT``) and ``value``, in the unit of its panel.
     """
     parts = [pd.DataFrame(columns=["run", "step", "panel", "rows", "value"])]
     for run, log in logs.items():
@@ -65,13 +65,13 @@ def read(logs: Mapping[str, Path]) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """The figure of a table of ``read``; panels that no run logged are left out."""
+    """Draw a table from ``read``; panels for which no run has a number are left out."""
     use_book_style()
     names = list(table["run"].unique())
     # Beyond ten the colours would repeat.
     colors = sns.color_palette("colorblind" if len(names) <= 10 else "husl", len(names))
     titles = [title for title in PANELS if title in set(table["panel"])]
-    with plt.rc_context({"figure.constrained_layout.use": False}):  # seaborn's own is another
+    with plt.rc_context({"figure.constrained_layout.use": False}):  # seaborn lays it out itself
         grid = sns.FacetGrid(
             table, col="panel", col_order=titles, col_wrap=min(3, len(titles)), hue="run",
             palette=dict(zip(names, colors, strict=True)), sharey=False, height=2.8, aspect=1.25,
@@ -88,7 +88,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def _draw_run(data: pd.DataFrame, color: tuple, **_: str) -> None:
-    """One run in one panel: a line of training batches, dots of held-out rows."""
+    """Draw one run in one panel: a line for training batches, dots for held-out rows."""
     for rows, style in (
         (TRAINING, {"lw": 1.4}),
         (HELD_OUT, {"lw": 0.8, "ls": ":", "marker": "o"}),

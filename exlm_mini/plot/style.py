@@ -1,4 +1,4 @@
-"""One style and one colour for each thing, and how figures are written."""
+"""The style of all figures, the colour of each thing in them, and how figures are saved."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ brown of the paper's figures."""
 def use_book_style() -> None:
     """Set matplotlib to the book's style; a chapter calls it once.
 
-    In a notebook, figures are drawn with twice the pixels they are shown with.
+    In a notebook, figures are drawn at twice the resolution at which they are shown.
     """
     if "IPython" in sys.modules:
         from matplotlib_inline.backend_inline import set_matplotlib_formats

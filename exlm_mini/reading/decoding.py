@@ -4,10 +4,10 @@ Shapes: B rows (always one), N input tokens, T expanded tokens, L states, M targ
 between [BOS] and [EOS]), S masks (M - 2), k states or copies per mask, D width, V vocabulary.
 
 The states of ExLM form a graph. A path starts in the first state, ends in the last and visits one
-state per target, so one per mask in between, which emits a token. Summed over all paths, this
-gives the probability that training maximises, apart from the emissions of the boundaries. Other
-paths reach the last state in more or fewer steps, so the probabilities of all fillings sum to the
-probability of one step per target, not to one.
+state per target; in between, one state per mask emits a token. The probability summed over all
+paths is what training maximises, apart from the emissions of [BOS] and [EOS]. Since other paths
+reach the last state in more or fewer steps, the probabilities of all fillings do not sum to one,
+but to the probability of taking one step per target.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class States(NamedTuple):
     """The states of one row, in order."""
 
     owner_L: Tensor
-    """int64, target a state is a clone of: 0 for [BOS], 1..S for the masks, S + 1 for [EOS]."""
+    """int64, target that a state is a clone of: 0 for [BOS], 1..S for masks, S + 1 for [EOS]."""
     clone_L: Tensor
-    """int64, 1..k; 0 for a boundary that is not expanded."""
+    """int64, number of the clone, 1..k; 0 for a [BOS] or [EOS] that is not expanded."""
     log_token_LV: Tensor
     """log P_u(w) over the whole vocabulary, in nats."""
 
     @property
     def labels(self) -> list[str]:
-        """``1.2`` for the second clone of the first mask, ``BOS`` or ``BOS.1``, ``EOS``, ..."""
+        """Names: ``1.2`` for the second clone of mask 1, ``BOS`` or ``BOS.1``, ``EOS``, ..."""
         names = {0: "BOS", int(self.owner_L[-1]): "EOS"}
         pairs = zip(self.owner_L.tolist(), self.clone_L.tolist(), strict=True)
         return [names.get(o, str(o)) + (f".{clone}" if clone else "") for o, clone in pairs]
@@ -50,7 +50,7 @@ class Graph(NamedTuple):
     path_M: Tensor
     """int64, states of the best path; the first and the last belong to the boundaries."""
     log_path: float
-    """Transitions and mask tokens of the best path, in nats."""
+    """Log-probability of the transitions and mask tokens of the best path, in nats."""
     log_fit: float
     """Log-probability of reaching the last state in one step per target, in nats."""
 
@@ -65,16 +65,16 @@ class Reading(NamedTuple):
     log_token_SV: Tensor
     """log-probability of each vocabulary entry for each mask by itself, in nats."""
     states: States | None
-    """None for ``MaskedLM``."""
+    """The states of ExLM; None for ``MaskedLM``."""
     graph: Graph | None
-    """None where the states have no edges: ``MaskedLM`` and ``transition="ctc"``."""
+    """The edges of the states; None for ``MaskedLM`` and ``transition="ctc"``, which have none."""
 
 
 def not_offered(special_ids: SpecialIds) -> list[int]:
     """Ids that are never filled in: [PAD], [BOS], [EOS], [UNK] and [MASK] are not text.
 
-    [SEP] may be: it separates documents in a block, and training hides it like any other token.
-    Probabilities are the model's, without renormalisation.
+    [SEP] may be filled in: it separates documents in a row, and training hides it like any other
+    token. Probabilities stay those of the model; they are not renormalised without these ids.
     """
     return [i for name, i in special_ids._asdict().items() if name != "sep"]
 
@@ -82,11 +82,11 @@ def not_offered(special_ids: SpecialIds) -> list[int]:
 def top_tokens(
     log_token_XV: Tensor, count: int, special_ids: SpecialIds
 ) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens of each row that may be filled in; ties go by vocabulary id.
+    """The likeliest tokens of each row that may be filled in; ties go to smaller ids.
 
     Args:
-        log_token_XV: in nats.
-        count: of tokens, at most; a small vocabulary has fewer.
+        log_token_XV: log-probabilities, in nats.
+        count: number of tokens, C; fewer if the vocabulary is smaller.
 
     Returns:
         token_ids_XC and probability_XC, likeliest first.
@@ -106,22 +106,22 @@ def read_row(
 ) -> Reading:
     """States, transitions and best filling of one row with masks (Appendix P, Figure 10).
 
-    For ExLM the best path a maximises its transitions and the likeliest token of each state it
-    visits for a mask::
+    For ExLM the best path a maximises the product of its transitions and of the probability of the
+    likeliest token in each state it visits for a mask::
 
         P(a) = product over i > 0 of E[a_{i-1}, a_i] * product over masks i of max_w P_{a_i}(w)
 
-    Its tokens are chosen. Their joint probability, summed over all paths, is at least that of the
-    best path. Other tokens may have a larger joint probability; finding them is hard.
+    The tokens of this path are chosen. Their joint probability, summed over all paths, is at least
+    that of the best path. Other tokens may have a larger joint probability; finding them is hard.
 
     Where masks are independent (``MaskedLM``, ``transition="ctc"``), each gets its likeliest token,
-    and the joint is the product.
+    and the joint probability is the product of theirs.
 
     Args:
         model: in evaluation mode.
         masked_ids_BN: int64, one row: [BOS], tokens and [MASK]s, [EOS], no padding.
-        chain_share: as in ``ExLM.forward``, for a model from the start of training.
-        num_copies: k of §3, of every token; 1 but for Repeated MLM.
+        chain_share: as in ``ExLM.forward``; above 0 for a model from early in its training.
+        num_copies: copies of every token, k of §3; 1 except for Repeated MLM.
     """
     if model.training:
         raise ValueError("the model is in training mode, where dropout is random; call eval()")

@@ -1,4 +1,4 @@
-"""Users' entries, cells of a table or items of a list, as texts that a model reads."""
+"""Turn users' entries, cells of a table or items of a list, into texts that a model can read."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from exlm_mini.data.molecules import Cleaning, clean
 from exlm_mini.data.text import document
 
 MOST_UNKNOWN = 0.5
-"""Largest share of [UNK] among the tokens of a text that counts as read."""
+"""Largest share of [UNK] among the tokens of a text that still counts as readable."""
 NUM_TOLD = 10
-"""Unreadable entries named one by one; the others are only counted."""
+"""Number of unreadable entries reported one by one; any others are only counted."""
 
 
 def listed(entries: Any) -> list[Any]:
-    """The entries of a list; one text may come without a list."""
+    """The entries as a list; a single text needs no list."""
     is_list = isinstance(entries, Iterable) and not isinstance(entries, str)
     return list(entries) if is_list else [entries]
 
@@ -25,16 +25,16 @@ def listed(entries: Any) -> list[Any]:
 def readable(
     values: Iterable[Any], kind: str, cleaning: Cleaning | None = None
 ) -> tuple[list[str], dict[int, str]]:
-    """The texts or molecules in some entries.
+    """Read the texts or molecules in some entries.
 
     Args:
-        values: entries; None and nan are missing.
+        values: the entries; None and nan count as missing.
         kind: smiles, or anything else for text.
-        cleaning: of molecules; with one, what RDKit does not read is unreadable.
+        cleaning: how to clean molecules. If given, a SMILES that RDKit rejects is unreadable.
 
     Returns:
-        texts: one for each entry; empty where it is unreadable.
-        reasons: by the place of an unreadable entry, why.
+        texts: one for each entry; empty where the entry is unreadable.
+        reasons: why an entry is unreadable, by its index, for each that is.
     """
     texts, reasons = [], {}
     for place, value in enumerate(values):
@@ -50,7 +50,7 @@ def readable(
                     raise UserError(f"RDKit reads no molecule in {text!r}")
                 text = molecule.spelling
         except UserError as error:
-            # Without its remedy; the entry, which it shows in quotes, may hold a semicolon.
+            # Drops the remedy after the last semicolon; the quoted entry may hold semicolons, too.
             text, reasons[place] = "", re.sub(r"; [\w ]+$", "", str(error))
         texts.append(text)
     return texts, reasons
@@ -63,14 +63,14 @@ def tell(
     report: Callable[[str], None],
     first: int = 0,
 ) -> None:
-    """A line for each unreadable entry, up to ``NUM_TOLD``, and one for the others.
+    """Report each unreadable entry, up to ``NUM_TOLD``, and how many more there are.
 
     Args:
-        reasons: by place, see ``readable``.
-        where: what a place is counted in, such as "row {}".
-        end: what becomes of these entries.
+        reasons: why entries are unreadable, by index; see ``readable``.
+        where: how a line names an entry by its number, such as "row {}".
+        end: what happens to these entries; it ends each line.
         report: receives the lines.
-        first: number of the first place.
+        first: number of the first entry.
     """
     for place, reason in sorted(reasons.items())[:NUM_TOLD]:
         report(f"{where.format(first + place)}: {reason}; {end}")

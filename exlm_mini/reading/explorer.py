@@ -1,13 +1,13 @@
-"""An explorer of the state graph: HTML for the book, for Jupyter and as a single file.
+"""An interactive explorer of the state graph: HTML for the book, for Jupyter or as a single file.
 
-A reader inspects states and fixes a word or a state for a mask; the exact distribution of all other
-masks follows: JavaScript draws the scene and runs the same forward-backward recursion as
+A reader inspects states, fixes a word or a state for a mask, and sees the exact distribution of all
+other masks that follows. JavaScript draws the scene and runs the same forward-backward recursion as
 ``scene.conditionals``. Nothing is loaded from elsewhere, and the script touches only its own
-element, so several fit on one page.
+element, so a page may hold several explorers.
 
-The HTML is a pure function of the scene, whose numbers have four significant digits. Those of a
-freshly trained model still differ between processors; if outputs are compared, draw a recorded
-scene (``Scene.to_json``).
+The HTML is a pure function of the scene, whose numbers have four significant digits. The numbers of
+a freshly trained model still differ between processors; to compare outputs, draw a recorded scene
+(``Scene.to_json``).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from exlm_mini.reading.scene import Scene
 
 STYLE = Path(__file__).with_name("explorer.css").read_text(encoding="utf-8")
 SCRIPT = Path(__file__).with_name("explorer.js").read_text(encoding="utf-8")
-"""Draws the scene; its recursion is that of ``conditionals``, a test compares both. ``NAME`` is
-filled in for each element."""
+"""The script that draws a scene. Its recursion is that of ``conditionals``, and a test compares the
+two. ``NAME`` is replaced by the name of each element."""
 PAGE_STYLE = """
 :root{color-scheme:light dark}
 body{margin:0 auto;padding:16px;max-width:980px;font-family:system-ui,sans-serif;
@@ -57,7 +57,7 @@ class Explorer:
             f"<div>This graph is drawn by JavaScript.</div>\n"
             f"<script>\n{SCRIPT.replace('NAME', name)}</script>\n</div>"
         )
-        """The element with its style and script, for any page."""
+        """The HTML element with its style and script, to put into any page."""
 
     def _repr_html_(self) -> str:
         return self.html
@@ -67,7 +67,7 @@ class Explorer:
         return f"Explorer({scene.num_masks} masks, {len(scene.labels)} states)"
 
     def save(self, path: str | Path, title: str = "ExLM explorer", below: str = "") -> None:
-        """Write a self-contained page, with more HTML below the graph."""
+        """Write a self-contained page; ``below`` is HTML to add below the graph."""
         body = f"{self.html}\n{below}"
         page = PAGE.format(title=escape(title), style=PAGE_STYLE, body=body)
         Path(path).write_text(page, encoding="utf-8")

@@ -1,8 +1,8 @@
-"""Filling the masks of whole batches, and how many fillings are molecules.
+"""Fill the masks of whole batches, and measure how many fillings are molecules.
 
-In one pass an MLM fills each mask by itself; ExLM fills them together, along one path through its
-states. In turn, each mask is filled by a pass of its own that sees the tokens before it: slower by
-the number of masks, and the best that either can do.
+In one pass, an MLM fills each mask by itself; ExLM fills all of them together, along one path
+through its states. In turn, each mask is filled in a pass of its own, which sees the tokens filled
+in before: it takes as many passes as there are masks, and is the best that either model can do.
 
 Shapes: B rows, N tokens, S masked tokens of a batch, M targets, L states, V vocabulary.
 """
@@ -29,16 +29,16 @@ from exlm_mini.reading.prize import every_other, from_left, num_turns
 
 ROWS_AT_ONCE = 32
 NUM_PATHS = 16
-"""See ``fill_at_once``."""
+"""Paths that ``measure_fillings`` samples, see ``num_paths`` of ``fill_at_once``."""
 
 
 class Filled(NamedTuple):
-    """Shares of molecules whose hidden symbols were filled."""
+    """How well the hidden symbols of some molecules were filled, as shares of these molecules."""
 
     readable: float
-    """RDKit reads them."""
+    """Share that RDKit can read."""
     exact: float
-    """They are the molecules from before masking."""
+    """Share that equals the molecule before masking."""
 
     def describe(self) -> str:
         """Both as percentages."""
@@ -53,20 +53,20 @@ def fill_at_once(
     chain_share: float = 0.0,
     num_paths: int = 0,
 ) -> Tensor:
-    """Fill all masks of each row in one pass; filled_ids_BN.
+    """Fill all masks of each row in one pass; returns filled_ids_BN.
+
+    A row for which no path fits is filled with tokens of its last state.
 
     Args:
         model: in evaluation mode.
-        batch: without copies; its true tokens are not read.
-        generator: on the CPU, to sample: for ExLM first a path, with its probability, then a token
-            from each of its states. None: the likeliest tokens, for ExLM those of the path that
-            is likeliest with them (``decoding.read_row``).
+        batch: rows without copies; their true tokens are not read.
+        generator: on the CPU, to sample: for ExLM first a path, by its probability, then a token
+            from each of its states. If None, the likeliest tokens are filled in, for ExLM those of
+            the best path (``decoding.read_row``).
         num_paths: ExLM without a generator also tries the likeliest tokens along this many sampled
-            paths (always the same), and takes the filling with the largest joint probability, a sum
-            over all paths that needs no other pass. The tokens of the likeliest path need not be
-            the likeliest filling; an MLM's are.
-
-    A row through whose states no path fits is filled from its last state.
+            paths (the same at every call), and takes the filling with the largest joint
+            probability, a sum over all paths that needs no other pass. For an MLM the likeliest
+            tokens are the likeliest filling; for ExLM those of the best path need not be.
     """
     masked_ids_BN, is_masked_BN, _ = batch
     filled_ids_BN = masked_ids_BN.clone()
@@ -100,10 +100,10 @@ def fill_in_turn(
     chain_share: float = 0.0,
     turns: Callable[[Tensor], Tensor] = from_left,
 ) -> Tensor:
-    """Fill one mask after the other; arguments as for ``fill_at_once``.
+    """Fill the masks of each row in turn; other arguments as for ``fill_at_once``.
 
     Args:
-        turns: of ``is_masked_BN``, the turn of each mask.
+        turns: gives the turn of each mask, from 0, for ``is_masked_BN``.
     """
     filled_ids_BN, is_masked_BN, turn_BN = (
         batch.masked_ids_BN.clone(),
@@ -128,12 +128,12 @@ def measure_fillings(
     num_rows: int = 128,
     chain_share: float = 0.0,
 ) -> dict[str, Filled]:
-    """Fill some held-out molecules, always the same with the same masks.
+    """Measure how well some held-out molecules are filled; rows and masks are always the same.
 
     Returns:
-        For ``at once``, ``at once, best of 16`` (see ``NUM_PATHS``), ``in two passes`` (see
-        ``every_other``), ``in turn``, ``at once, sampled`` and ``in turn, sampled`` the shares of
-        readable and exact molecules.
+        The shares of readable and exact molecules for each way of filling: ``at once``,
+        ``at once, best of 16`` (see ``NUM_PATHS``), ``in two passes`` (see ``every_other``),
+        ``in turn``, ``at once, sampled`` and ``in turn, sampled``.
     """
     require_rdkit()
     device, was_training = next(model.parameters()).device, model.training
@@ -171,7 +171,7 @@ def _smiles(row_N: list[int], tokenizer: Tokenizer) -> str:
 def _path(
     scores: StateScores, log_token_BLV: Tensor, generator: torch.Generator | None
 ) -> Tensor:
-    """path_BM: the likeliest with the likeliest tokens, or one that is drawn; -1 at padding."""
+    """path_BM: the best path or, with a generator, a sampled one; -1 at padding."""
     if generator is None:
         return scores.best_path(log_token_BLV.amax(dim=2))[0]
     graph, any_token_BML = scores.graph, torch.zeros_like(scores.log_emission_BML)
@@ -190,15 +190,15 @@ def _path(
 def _choose(
     log_token_SV: Tensor, model: MaskedLM | ExLM, generator: torch.Generator | None
 ) -> Tensor:
-    """token_ids_S: the likeliest, or drawn."""
+    """token_ids_S: the likeliest tokens or, with a generator, sampled ones."""
     log_token_SV = log_token_SV.clone()
     log_token_SV[:, not_offered(model.special_ids)] = -torch.inf
     return log_token_SV.argmax(dim=1) if generator is None else _draw(log_token_SV, generator)
 
 
 def _draw(log_share_XY: Tensor, generator: torch.Generator) -> Tensor:
-    """One of Y for each X, with probabilities proportional to these shares."""
+    """Draw an index of Y for each X, with probabilities proportional to exp(log_share_XY)."""
     noise_XY = torch.rand(log_share_XY.shape, generator=generator, dtype=torch.float64)
-    # The largest of log p plus Gumbel noise falls on each with its probability.
+    # The argmax of log p plus Gumbel noise is a sample from p.
     gumbel_XY = -(-noise_XY.log()).log()
     return (log_share_XY.double() + gumbel_XY.to(log_share_XY.device)).argmax(dim=1)

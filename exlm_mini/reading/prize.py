@@ -4,15 +4,15 @@ Five numbers count a model's bits for the hidden tokens of held-out rows:
 
 * *at once*: each mask by itself, from the visible tokens alone, summed over the masks;
 * *in turn*: one mask after the other, each from the visible tokens and the true tokens of the
-  masks before it, by a pass of the encoder for each (the chain rule);
+  masks before it, with one pass of the encoder per mask (the chain rule);
 * *joint*: all masks together, in one pass; for ExLM the sum over all paths;
-* *in two passes*: every other mask of a run of masks first, then the rest, given the true tokens
+* *in two passes*: every other mask of each run of masks first, then the rest, given the true tokens
   of the first pass;
-* the **prize**, at once less in turn: what the hidden tokens tell about each other, as far as this
-  model knows it. Where masks are independent given the rest it is 0.
+* the **prize**, *at once* minus *in turn*: what the hidden tokens tell about each other, as far as
+  this model knows it. It is 0 where masks are independent given the visible tokens.
 
-*Links win* is at once less joint. It is no gain in itself: clones may predict single masks worse
-than an MLM of equal cost does, so models are compared by the joint.
+*Links win* is *at once* minus *joint*. It is not a gain in itself: clones may predict single masks
+worse than an MLM of equal cost does, so models are compared by *joint*.
 
 Shapes: B rows, N tokens, S masked tokens of a batch, M targets, L states, k states per mask.
 """
@@ -36,30 +36,30 @@ ROWS_AT_ONCE = 32
 
 
 class Prize(NamedTuple):
-    """Bits a row, means over rows; see the top of the file."""
+    """Mean bits per row; the top of this module defines the terms."""
 
     num_rows: int
     at_once: float
     left_to_right: float
-    """In turn, from left to right."""
+    """*In turn*, from left to right."""
     two_passes: float
     joint: float
     clones_used: float | None
-    """2 to the entropy of the share of paths through each clone, from 1 to k; None for an MLM and
-    for states without edges."""
+    """How many clones of a mask are in use, from 1 to k: 2 to the power of the entropy, in bits, of
+    the shares of paths through each clone. None for an MLM and for states without edges."""
 
     @property
     def prize(self) -> float:
-        """Bits saved by asking in turn, from left to right."""
+        """Bits saved by predicting in turn, from left to right, rather than at once."""
         return self.at_once - self.left_to_right
 
     @property
     def links_win(self) -> float:
-        """Bits saved by answering together; 0 for an MLM."""
+        """Bits saved by predicting all masks jointly rather than each by itself; 0 for an MLM."""
         return self.at_once - self.joint
 
     def describe(self, states_per_mask: int) -> str:
-        """The line at the end of pre-training."""
+        """The results in one line, as printed at the end of pre-training."""
         clones = ""
         if self.clones_used is not None:
             clones = f"; {self.clones_used:.2f} of {states_per_mask} clones used"
@@ -76,12 +76,12 @@ def measure_prize(
     num_rows: int = 128,
     chain_share: float = 0.0,
 ) -> Prize:
-    """Measure some held-out rows, always the same with the same masks.
+    """Measure the bits of some held-out rows; rows and masks are the same at every call.
 
     Args:
-        model: on any device; not of Repeated MLM.
-        pack: of held-out rows.
-        num_rows: at most this many. Every row is read once for each of its masks.
+        model: on any device; not a Repeated MLM.
+        pack: held-out rows.
+        num_rows: largest number of rows. Every row is read once for each of its masks.
     """
     device, was_training = next(model.parameters()).device, model.training
     model.eval()
@@ -111,11 +111,12 @@ def measure_prize(
 def at_once(
     model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Bits of the hidden tokens in one pass.
+    """Bits of the hidden tokens, all from one pass.
 
     Returns:
-        bits of each hidden token by itself, (S,), row by row; of each row's together, (B,); and
-        how many paths go through each clone, given the tokens, (k,), if states are linked.
+        Bits of each hidden token by itself, (S,), row by row; bits of each row's hidden tokens
+        together, (B,); and the expected number of paths through each clone, given the tokens, (k,),
+        or None if there are no edges.
     """
     said, use_k = model.answer(batch, chain_share), None
     if isinstance(said, StateScores) and said.is_linked:
@@ -124,7 +125,7 @@ def at_once(
 
 
 def _bits_alone(said: MaskScores | StateScores, batch: MaskedBatch) -> Tensor:
-    """bits_S of each hidden token by itself."""
+    """bits_S: bits of each hidden token by itself."""
     target_ids_S1 = batch.token_ids_BN[batch.is_masked_BN].unsqueeze(1)
     return nats_to_bits(-said.log_token_SV.gather(1, target_ids_S1).squeeze(1).double())
 
@@ -132,10 +133,10 @@ def _bits_alone(said: MaskScores | StateScores, batch: MaskedBatch) -> Tensor:
 def in_turn(
     model: MaskedLM | ExLM, batch: MaskedBatch, turn_BN: Tensor, chain_share: float = 0.0
 ) -> Tensor:
-    """Bits of each row's hidden tokens, (B,), float64, each given those of earlier turns.
+    """Bits of each row's hidden tokens, (B,), float64, each token given those of earlier turns.
 
     Args:
-        turn_BN: int64, the turn of each mask, from 0; those of one turn are asked at once.
+        turn_BN: int64, the turn of each mask, from 0; masks of the same turn are predicted at once.
     """
     masked_ids_BN, is_masked_BN, token_ids_BN = batch
     bits_B = torch.zeros(len(token_ids_BN), dtype=torch.float64, device=token_ids_BN.device)
@@ -152,17 +153,17 @@ def in_turn(
 
 
 def from_left(is_masked_BN: Tensor) -> Tensor:
-    """The turns of masks that are asked from left to right, int64 (B, N)."""
+    """The turn of each mask, one after the other from left to right, int64 (B, N)."""
     return is_masked_BN.long().cumsum(dim=1) - 1
 
 
 def every_other(is_masked_BN: Tensor) -> Tensor:
-    """The turns of two passes, int64 (B, N): 0, 1, 0, ... along each run of masks."""
+    """The turn of each mask in two passes, int64 (B, N): 0, 1, 0, ... along each run of masks."""
     count_BN = is_masked_BN.long().cumsum(dim=1)
     before_BN = count_BN.masked_fill(is_masked_BN, 0).cummax(dim=1).values
     return (count_BN - before_BN - 1) % 2
 
 
 def num_turns(is_masked_BN: Tensor, turn_BN: Tensor) -> int:
-    """Turns until no mask is left."""
+    """Number of turns until no mask is left."""
     return int(turn_BN.masked_fill(~is_masked_BN, -1).max()) + 1

@@ -1,4 +1,4 @@
-"""Where models are found: the shipped ones by name, and the newest run."""
+"""Find models: shipped ones by name, the newest run, and the task of a fine-tuned model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SHIPPED = {
     name: Path(__file__).with_name("shipped") / name
     for name in ("molecules", "molecules-spans", "english")
 }
-"""Small models that come with the package, by name; each has a card."""
+"""Directories of the small models that come with the package, by name; each has a model card."""
 REMEDY = "give the --output of a pre-training run that has saved one"
 
 
 def model_directory(path: Path) -> Path:
-    """The directory of a model, which may be the name of a shipped one.
+    """The directory of a model, given its path or the name of a shipped model.
 
-    Commands look here before they import PyTorch.
+    Commands call this before they import PyTorch.
     """
     if path.exists():
         return path
@@ -31,20 +31,20 @@ def model_directory(path: Path) -> Path:
 
 
 def newest_run(runs: Path) -> Path | None:
-    """The run in a directory that saved a checkpoint last; None if no run has one."""
+    """Of the runs in a directory, the last to save a checkpoint; None if no run has one."""
     saved = [path.parents[1] for path in runs.glob("*/checkpoints/step-*")]
     return max(saved, key=lambda run: (run / "checkpoints").stat().st_mtime_ns, default=None)
 
 
 def fine_tuning(path: Path) -> dict[str, Any] | None:
-    """What a fine-tuned model says of its task in ``config.json``; None if this is none."""
+    """A fine-tuned model's task, from its ``config.json``; None if there is no such model."""
     with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
         return json.loads((path / "config.json").read_bytes()).get("fine_tuning")
     return None
 
 
 def task_of(path: Path) -> dict[str, Any]:
-    """``fine_tuning`` of a directory that must hold a fine-tuned model."""
+    """Like ``fine_tuning``, but raises ``UserError`` if there is no fine-tuned model."""
     if (task := fine_tuning(path)) is None:
         raise UserError(
             f"{path} holds no fine-tuned model; give the --output of exlm finetune, or a task's "
@@ -54,5 +54,5 @@ def task_of(path: Path) -> dict[str, Any]:
 
 
 def shipped_for(text: str) -> str:
-    """The name of the shipped model for a text: SMILES have no spaces."""
+    """The name of the shipped model that suits a text; one without spaces is taken for a SMILES."""
     return "english" if " " in text.strip() else "molecules"

@@ -1,4 +1,4 @@
-"""The content of an explorer, and the conditional distributions after a choice.
+"""The content of an explorer, and the distributions of its masks after a reader's choices.
 
 Shapes: S masks, M targets (S + 2), L states, W words of a scene, N input tokens.
 """
@@ -27,7 +27,7 @@ class Scene(NamedTuple):
     text: list[str]
     """The visible text before, between and after the masks, S + 1 pieces."""
     labels: list[str]
-    """Of the states, as in ``decoding.States``."""
+    """Names of the states, as in ``decoding.States``."""
     owners: list[int]
     """The target each state is a clone of: 0 for [BOS], 1..S for the masks, S + 1 for [EOS]."""
     words: list[str]
@@ -44,15 +44,15 @@ class Scene(NamedTuple):
         return len(self.offered)
 
     def to_json(self) -> str:
-        """One line; ``scene_from_json`` reads it."""
+        """The scene as one line of JSON, for ``scene_from_json``."""
         return json.dumps(self._asdict(), ensure_ascii=False, allow_nan=False)
 
 
 class Conditionals(NamedTuple):
-    """Distributions after fixing some masks; all zero if no path allows it."""
+    """Distributions once some masks are fixed; all zero if no path allows these choices."""
 
     probability: float
-    """Of the choices, summed over all paths; without any, of one step per target."""
+    """Probability of the choices, summed over all paths; without any, of one step per target."""
     word_SW: np.ndarray
     """P(word of each mask | choices, the path fits)."""
     state_SL: np.ndarray
@@ -69,14 +69,14 @@ def scene_from_json(text: str) -> Scene:
 def read_scene(
     reading: Reading, tokenizer: Tokenizer, masked_ids_BN: Tensor, num_words: int = 12
 ) -> Scene:
-    """The scene of a reading, to four significant digits.
+    """Turn a reading into a scene, with numbers of four significant digits.
 
     Args:
-        reading: of ``read_row``. A masked language model is a graph with one state for each mask,
-            which leads to the next.
+        reading: result of ``read_row``. That of a masked language model becomes a graph with one
+            state for each mask, which leads to the next.
         masked_ids_BN: the row that was read.
-        num_words: to choose from for each mask. All of these, and the likeliest words of each
-            state, are kept for every state.
+        num_words: number of words to choose from for each mask. The scene has the probabilities of
+            all these words, and of the likeliest words of each state, for every state.
     """
     states, log_transition_LL = _states_and_links(reading)
     special_ids = tokenizer.special_ids
@@ -103,14 +103,15 @@ def conditionals(
     """The distribution of every mask given choices for some, summed over all paths.
 
     Args:
-        words: chosen word by mask, counted from 1.
-        states: label of the state that emits a mask, by mask; at most one choice per mask.
+        words: the chosen word of a mask, by the mask's number, from 1.
+        states: the label of the state that emits a mask, by the mask's number. A mask may have a
+            word or a state, not both.
 
     Returns:
-        Float64. A mask with a chosen word has that word with probability 1.
+        Distributions in float64. A mask with a chosen word has that word with probability 1.
 
     Raises:
-        ValueError: for a word, state or mask the scene does not have, or two choices for one.
+        ValueError: for a word, state or mask the scene does not have, or two choices for a mask.
     """
     words, states = dict(words or {}), dict(states or {})
     L, M = len(scene.labels), scene.num_masks + 2
@@ -149,7 +150,7 @@ def _states_and_links(reading: Reading) -> tuple[States, Tensor]:
             "a run of an MLM or of ExLM with linked states"
         )
     num_masks = len(reading.log_token_SV)
-    # Nothing is asked of the boundaries; they borrow the words of the masks next to them.
+    # The words of [BOS] and [EOS] play no role; those of the masks next to them stand in.
     rows_L = torch.arange(-1, num_masks + 1).clamp(0, num_masks - 1)
     owner_L = torch.arange(num_masks + 2)
     states = States(owner_L, torch.zeros_like(owner_L), reading.log_token_SV[rows_L])
@@ -166,5 +167,5 @@ def _text_between(tokenizer: Tokenizer, row_N: Tensor) -> list[str]:
 
 
 def _short(probability: Tensor) -> list[list[float]]:
-    """Four significant digits."""
+    """Round to four significant digits."""
     return [[float(f"{p:.4g}") for p in row] for row in probability.tolist()]

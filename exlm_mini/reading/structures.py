@@ -1,4 +1,4 @@
-"""The likeliest fillings of a molecule, drawn: RDKit's structures with the new atoms marked."""
+"""Draw the likeliest fillings of a molecule with RDKit, with the new atoms marked."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from exlm_mini.reading.scene import Scene, conditionals
 
 NUM_FILLINGS = 6
 SIZE = (250, 180)
-"""Of a drawing, in pixels."""
+"""Width and height of a drawing, in pixels."""
 _ATOM = re.compile(r"\[[^]]*\]|Br|Cl|[BCNOPSFIbcnops*]")
 
 
 def likeliest_fillings(
     scene: Scene, num_fillings: int = NUM_FILLINGS
 ) -> list[tuple[list[str], float]]:
-    """Words for all masks together, and their joint probability over all paths, likeliest first.
+    """Fillings of all masks, each with its joint probability over all paths, likeliest first.
 
-    From mask to mask the best beginnings are kept, by their exact probabilities
-    (``conditionals``); a filling whose first words are unlikely may be missed.
+    This is a beam search from mask to mask, by exact probabilities (``conditionals``); a filling
+    whose first words are unlikely may be missed.
     """
     fillings: list[tuple[list[str], float]] = [([], 1.0)]
     for mask, offered in enumerate(scene.offered, start=1):
@@ -57,12 +57,12 @@ def structures(scene: Scene) -> str:
 
 
 def _drawing(smiles: str, new_atoms: list[int]) -> str | None:
-    """An SVG element; None for what is no molecule."""
+    """The molecule as an SVG element; None if RDKit cannot read it."""
     from rdkit import Chem
     from rdkit.Chem.Draw import rdMolDraw2D
 
     options: Any = Chem.SmilesParserParams()
-    options.removeHs = False  # atoms keep their places
+    options.removeHs = False  # atoms keep their indices
     molecule = read_molecule(smiles, options)
     if molecule is None:
         return None

@@ -1,4 +1,4 @@
-"""What a finished run has reached, on stdout."""
+"""Print the results of a finished run to stdout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from exlm_mini.training.trainer import Trainer
 
 
 def summarise(config: RunConfig, corpus: Corpus, output: Path, trainer: Trainer) -> str:
-    """Print the results; returns a held-out text with one token hidden, to look at next."""
+    """Print the results; returns a held-out text with hidden tokens, to try the model on."""
     objective, reached = config.objective, trainer.evaluation
     assert reached is not None  # the last step is validated
     num_parameters = sum(p.numel() for p in trainer.model.parameters())
@@ -43,10 +43,11 @@ def summarise(config: RunConfig, corpus: Corpus, output: Path, trainer: Trainer)
 
 
 def _print_prize(config: RunConfig, corpus: Corpus, trainer: Trainer) -> None:
-    """Print what links win on held-out rows, beside what there is to win (see ``prize``), and how
-    many molecules are filled well.
+    """Print what links win on held-out rows and what there is to win (see ``prize``), and how well
+    molecules are filled.
 
-    A model of slots has never seen some of them masked and some not, and cannot be asked in turn.
+    A model trained on slots is left out: it has only seen rows with all slots masked, so it cannot
+    fill them in turn.
     """
     if config.objective == "repeated-mlm" or config.masking.strategy == "slots":
         return
@@ -63,7 +64,7 @@ def _print_prize(config: RunConfig, corpus: Corpus, trainer: Trainer) -> None:
 
 
 def _masked_example(config: RunConfig, corpus: Corpus) -> str:
-    """A held-out text, or its beginning, with its slots or else one token hidden."""
+    """A held-out text, or its beginning, with its slots hidden, or else one token."""
     tokenizer = corpus.validation.tokenizer()
     row = corpus.validation.gather([0])[0].tolist()
     if slots := slots_of(config):
@@ -76,4 +77,4 @@ def _masked_example(config: RunConfig, corpus: Corpus) -> str:
     before, after = inner[: len(inner) // 2], inner[len(inner) // 2 + 1 :]
     hidden = {"smiles": MASK, "text": f" {MASK}", "toy": f" {MASK} "}[corpus.kind]
     text = f"{tokenizer.decode(before)}{hidden}{tokenizer.decode(after)}"
-    return " ".join(text.replace("\ufffd", "").split())  # parts of letters
+    return " ".join(text.replace("\ufffd", "").split())  # \ufffd: part of a character

@@ -57,7 +57,7 @@ class Filled:
 
     text: str
     probability: float
-    """Of the chosen tokens together; for ExLM summed over all paths."""
+    """Joint probability of the chosen tokens; for ExLM summed over all paths."""
     reading: Reading = field(repr=False)
 
 
@@ -71,11 +71,11 @@ class Trained:
     model: ExLM | MaskedLM = field(repr=False)
     tokenizer: Tokenizer = field(repr=False)
     path: Path = field(default=Path(), repr=False)
-    """Of the step's directory."""
+    """Directory of the checkpoint."""
     sha256: str = field(default="", repr=False)
-    """Of the names and bytes of the weights."""
+    """SHA-256 of the names, shapes and bytes of the weights."""
     notes: dict[str, Any] = field(default_factory=dict, repr=False)
-    """What else its checkpoint says, such as ``evaluation`` and ``versions``."""
+    """Other notes in the checkpoint, such as ``evaluation`` and ``versions``."""
 
     @property
     def input(self) -> str:
@@ -96,16 +96,17 @@ class Trained:
         return f"ExLM, {kind}{chains}"
 
     def embed(self, texts: Sequence[str], batch_size: int = 64) -> Tensor:
-        """One vector for each text, (B, D): the mean of its tokens' last states.
+        """One vector for each text, (B, D): the mean of the last hidden states of its tokens.
 
         [MASK] in a text counts as a token, [BOS] and [EOS] do not. White space around a text, and
-        what follows a SMILES, is left out (``document``), as are stereo marks if the vocabulary has
-        none. A text that is too long or mostly [UNK], a SMILES that RDKit rejects, as it does one
-        with [MASK], and an entry that is no text get nan, and a line says why.
+        whatever follows a SMILES, is left out (``document``), and so are stereo marks if the
+        vocabulary has none. The vector is nan for a text that is too long or mostly [UNK], for a
+        SMILES that RDKit rejects, such as one with [MASK], and for an entry that is not a text; a
+        printed line says why.
 
         Args:
             texts: the texts; a single one needs no list.
-            batch_size: texts in memory at once.
+            batch_size: texts to encode at once.
         """
         vectors_BD, reasons = self.vectors(texts, batch_size)
         tell(reasons, "texts[{}]", "it gets no vector", say)
@@ -118,10 +119,10 @@ class Trained:
         batch_size: int = 64,
         report: Callable[[str, str], None] = lambda kind, line: say(line),
     ) -> tuple[Tensor, dict[int, str]]:
-        """As ``embed``, and the reason for each text that gets nan, by its place.
+        """Like ``embed``, and returns the reason for each text that gets nan, by its index.
 
-        ``report`` receives lines about the texts as a whole: ``rdkit``, ``long`` or ``unknown``,
-        and the line.
+        ``report`` receives remarks about the texts as a whole: the kind, ``rdkit``, ``long`` or
+        ``unknown``, and a line.
         """
         special = self.tokenizer.special_ids
         entries, reasons = self._entries(texts, partial(report, "rdkit"))
@@ -154,7 +155,7 @@ class Trained:
     def fill(self, text: str) -> Filled:
         """Fill the masks of a text with likely tokens, chosen together."""
         masked_ids_BN = self.masked_row(text)
-        # As at the validation of this step: transitions may still be blended with fixed chains.
+        # As in validation at this step, transitions may still be blended with fixed chains.
         share, copies = self.config.chain_share(self.step), self.config.num_copies
         reading = read_row(self.model, masked_ids_BN, share, copies)
         filled_N = masked_ids_BN[0].clone()
@@ -163,15 +164,16 @@ class Trained:
         return Filled(filled, min(1.0, math.exp(reading.log_joint)), reading)
 
     def explore(self, text: str) -> Explorer:
-        """The graph of the states of the masks, for display in a notebook or to ``save``."""
+        """The state graph of a text with masks, to display in a notebook or to ``save``."""
         reading = self.fill(text).reading
         return Explorer(read_scene(reading, self.tokenizer, self.masked_row(text)))
 
     def loss(self, texts: Sequence[str], seed: int = 1) -> Tensor:
-        """The loss of pre-training on these texts, in nats per target, a scalar with gradient.
+        """The pre-training loss on some texts, in nats per target, a scalar with gradient.
 
         Args:
             texts: as for ``embed``, without masks; tokens are hidden as in the run.
+            seed: for the choice of the hidden tokens.
         """
         if self.config.masking.strategy == "slots":
             raise UserError(f"{self.run} was trained with masks at fixed places; use its pack")
@@ -193,7 +195,7 @@ class Trained:
         return self.model.answer(batch, self.config.chain_share(self.step)).scored().loss
 
     def masked_row(self, text: str) -> Tensor:
-        """masked_ids_BN of one text with masks, between [BOS] and [EOS]."""
+        """masked_ids_BN: one text with masks as a row of ids, with [BOS] and [EOS]."""
         tokenizer = self.tokenizer
         text = document(text, tokenizer.kind, "the text")
         if MASK not in text:
@@ -208,13 +210,13 @@ class Trained:
         return self.rows([text])
 
     def _unknown(self, text: str) -> str:
-        """What of a text is not in the vocabulary, quoted."""
+        """The parts of a text that are not in the vocabulary, quoted."""
         parts = re.split(rf" ?{re.escape(MASK)}", text)
         unknown = [piece for part in parts for piece in self.tokenizer.unknown_pieces(part)]
         return ", ".join(map(repr, dict.fromkeys(unknown)))
 
     def rows(self, texts: Sequence[str]) -> Tensor:
-        """token_ids_BN of some texts, each between [BOS] and [EOS]; "[MASK]" is a mask.
+        """token_ids_BN: some texts as rows of ids with [BOS] and [EOS]; "[MASK]" is a mask.
 
         Every character counts, white space around a text too.
         """
@@ -225,7 +227,7 @@ class Trained:
         return self._padded(rows)
 
     def _ids(self, text: str, name: str, most_unknown: float = 1.0) -> list[int]:
-        """The ids of a text between [BOS] and [EOS], if the model takes them."""
+        """The ids of a text, with [BOS] and [EOS]; ``UserError`` if the model cannot take them."""
         ids, special = self.tokenizer.encode_with_masks(text), self.tokenizer.special_ids
         if not ids:
             raise UserError(f"{name} is empty; leave it out")
@@ -241,7 +243,7 @@ class Trained:
         return [special.bos, *ids, special.eos]
 
     def _tell_long(self, lengths: dict[str, int], report: Callable[[str], None] = say) -> None:
-        """A line if some texts are longer than those of the training; lengths by name."""
+        """Report texts that are longer than the training rows; ``lengths`` has them by name."""
         learned = self.config.data.block_length
         if long := [name for name, length in lengths.items() if length > learned]:
             report(
@@ -257,7 +259,7 @@ class Trained:
     def _entries(
         self, texts: Any, report: Callable[[str], None]
     ) -> tuple[list[str], dict[int, str]]:
-        """``readable`` of a list; molecules are cleaned as the vocabulary needs it."""
+        """Read the entries (see ``readable``), with molecules cleaned as the vocabulary needs."""
         kind, cleaning = self.tokenizer.kind, None
         if kind == "smiles":
             if find_spec("rdkit"):
@@ -271,8 +273,8 @@ def load(path: str | Path, report: Callable[[str], None] = say) -> Trained:
     """Load a trained model, from the newest intact checkpoint of a run or from one of its steps.
 
     Args:
-        path: OUTPUT of a run, or ``checkpoints/step-NNNNNN`` in it; or, if there is no such path,
-            the name of a shipped model.
+        path: the ``--output`` of a run, a ``checkpoints/step-NNNNNN`` in it or, if there is no such
+            path, the name of a shipped model.
         report: receives a line for each damaged checkpoint that is skipped.
     """
     checkpoint = open_checkpoint(Path(path), report)
@@ -299,7 +301,7 @@ def _sha256(weights: dict[str, Tensor]) -> str:
 
 
 def open_checkpoint(path: Path, report: Callable[[str], None]) -> Checkpoint:
-    """The checkpoint of a step; arguments as for ``load``."""
+    """Open the checkpoint that ``load`` would load; the arguments are the same."""
     path = model_directory(path)
     if (path / MANIFEST).is_file():
         return load_checkpoint(path)

@@ -1,8 +1,8 @@
-"""The files beside the weights of a checkpoint with which transformers opens its directory.
+"""The files, beside the weights, that transformers needs to open a checkpoint's directory.
 
 ``import exlm_mini.hf`` tells transformers what ``exlm`` and ``ExLMTokenizer`` mean. A directory to
-share can say it itself: the ``AUTO_MAPS`` in its files name a module that imports the package, and
-that transformers runs if ``trust_remote_code=True``.
+share can carry this itself: the ``AUTO_MAPS`` in its files name a module that imports the package,
+which transformers runs with ``trust_remote_code=True``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AUTO_MAPS: dict[str, dict[str, Any]] = {
     },
     "tokenizer_config.json": {"AutoTokenizer": [None, "modeling_exlm.ExLMTokenizer"]},
 }
-"""Classes of ``exlm_mini.hf`` by the Auto class that opens a directory as one."""
+"""For each file, the class of ``exlm_mini.hf`` that each Auto class of transformers loads."""
 REMOTE_CODE = '''"""ExLM for transformers; the code is that of the package exlm-mini."""
 
 from exlm_mini.hf import *  # noqa: F403
@@ -33,20 +33,20 @@ from exlm_mini.hf import *  # noqa: F403
 
 
 def write_remote_code(directory: Path) -> None:
-    """Write the module that ``AUTO_MAPS`` name."""
+    """Write the module that ``AUTO_MAPS`` name into a directory, which is made if missing."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "modeling_exlm.py").write_text(REMOTE_CODE)
 
 
 def beside_weights(config: RunConfig, step: int, pack: Pack) -> dict[str, bytes]:
-    """Names and contents of the files.
+    """Contents of the files, by name.
 
     Args:
-        config: of the run; its ``data.block_length`` is the longest row of the pack.
-        pack: of the training rows; its corpus has the tokenizer.
+        config: settings of the run, with the pack's longest row as ``data.block_length``.
+        pack: training rows; the files include the tokenizer.json beside it, if there is one.
     """
     settings = {
-        # The arguments of exlm_mini.hf.ExLMConfig, and what transformers wants beside them.
+        # The arguments of exlm_mini.hf.ExLMConfig, and the fields that transformers itself needs.
         "config.json": {
             "model_type": "exlm",
             "architectures": ["ExLMForMaskedLM"],
@@ -68,6 +68,6 @@ def beside_weights(config: RunConfig, step: int, pack: Pack) -> dict[str, bytes]
         for name, fields in settings.items()
     }
     tokenizer = pack.path.with_name("tokenizer.json")
-    if tokenizer.exists():  # a pack may also stand alone
+    if tokenizer.exists():  # a pack may also come without a corpus
         contents[tokenizer.name] = tokenizer.read_bytes()
     return contents

@@ -1,7 +1,8 @@
-"""Checkpoints are complete or refused: written aside, renamed in one step, checked by sha256.
+"""Checkpoints that are either complete or refused when they are read.
 
 ``torch.load`` and safetensors both accept a file with a flipped bit, and a full disk can leave
-half a file under its final name. So a checkpoint is a directory with a manifest::
+half a file under its final name. So a checkpoint is a directory that is written under another name,
+renamed in one step, and verified by the sha256 sums in its manifest::
 
     step-001200/
         model.safetensors        one file per group of tensors
@@ -39,13 +40,13 @@ _NAME = re.compile(r"step-[0-9]{6,12}")
 
 
 class Checkpoint(NamedTuple):
-    """The state after ``step`` optimiser steps; all tensors on the CPU."""
+    """The state of a run after ``step`` optimiser steps; tensors that were read are on the CPU."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
     state: dict
     path: Path
-    """Its directory."""
+    """Directory of the checkpoint."""
 
 
 # ---- one checkpoint ----
@@ -64,13 +65,13 @@ def save_checkpoint(
     the next save removes.
 
     Args:
-        directory: of a run's checkpoints; made if missing.
-        step: optimiser steps done. An existing checkpoint of this step is replaced: it must be
-            damaged, because a run would have resumed from it.
-        tensors: ``{group: {name: tensor}}``, any device and layout, no shared storage; names of
-            groups consist of letters, digits and ``_``.
-        state: JSON-able; tuples come back as lists.
-        others: more files, which the manifest does not name (see ``beside_weights``).
+        directory: holds the checkpoints of a run; made if missing.
+        step: number of optimiser steps done. An existing checkpoint of this step is replaced: it
+            must be damaged, because the run would have resumed from an intact one.
+        tensors: ``{group: {name: tensor}}``, on any device and in any layout, without shared
+            storage; names of groups consist of letters, digits and ``_``.
+        state: values that JSON can hold; tuples come back as lists.
+        others: contents of more files, which the manifest does not list (see ``beside_weights``).
     """
     final = directory / f"step-{step:06d}"
     draft = directory / f"{final.name}.tmp"
@@ -94,7 +95,7 @@ def save_checkpoint(
         os.rename(draft, final)
         sync_directory(directory)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)  # already renamed if nothing failed
+        shutil.rmtree(draft, ignore_errors=True)  # does nothing after the rename
     return final
 
 
@@ -134,8 +135,8 @@ def _sha256(data: bytes) -> str:
 def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpoint | None:
     """The newest intact checkpoint of a run; None if there are no checkpoints.
 
-    Names that ``save_checkpoint`` does not give are ignored. ``report`` receives a line for each
-    damaged checkpoint that was skipped.
+    Directories with other names than ``save_checkpoint`` gives are ignored. ``report`` receives a
+    line for each damaged checkpoint that was skipped.
     """
     lines = []
     for path in _newest_first(directory):
@@ -159,9 +160,9 @@ def prune_checkpoints(directory: Path, keep_last: int, intact_step: int) -> None
     """Delete old checkpoints, and the remains of crashed saves.
 
     Args:
-        keep_last: how many to keep, 0 for all.
-        intact_step: step of the newest intact checkpoint, just written or read. It counts as the
-            first to keep; newer ones are damaged, and are neither counted nor deleted.
+        keep_last: number of checkpoints to keep; 0 keeps all.
+        intact_step: step of the newest intact checkpoint, just written or read. Counting begins
+            with it; newer checkpoints are damaged, and are neither counted nor deleted.
     """
     _remove_drafts(directory)
     usable = [path for path in _newest_first(directory) if _step_of(path) <= intact_step]
@@ -180,7 +181,7 @@ def _remove_drafts(directory: Path) -> None:
 
 
 def _newest_first(directory: Path) -> list[Path]:
-    """Directories named like a checkpoint, intact or not."""
+    """Directories with the name of a checkpoint, intact or not."""
     found = [p for p in directory.glob("step-*") if _NAME.fullmatch(p.name) and p.is_dir()]
     return sorted(found, key=_step_of, reverse=True)
 
@@ -204,8 +205,8 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]
 ) -> None:
-    """Restore ``optimizer_tensors`` of this model: the next step is the one that would have
-    followed, bit for bit. The optimiser keeps its settings."""
+    """Restore the result of ``optimizer_tensors``, so that the next step is, bit for bit, the one
+    that would have followed. The optimiser keeps its own settings."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     order = [
         names[parameter] for group in optimizer.param_groups for parameter in group["params"]
@@ -213,7 +214,7 @@ def restore_optimizer(
     state: dict[int, dict[str, Tensor]] = {}
     for full_name, tensor in tensors.items():
         name, _, quantity = full_name.rpartition("/")
-        # The optimiser keeps the tensor and writes into it.
+        # Cloned, because the optimiser keeps the tensor and writes into it.
         state.setdefault(order.index(name), {})[quantity] = tensor.clone()
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -31,14 +31,14 @@ def say(line: str) -> None:
 
 
 def this_python() -> str:
-    """The running interpreter, as a user would type it here."""
+    """The running interpreter, as a user would type it in the current directory."""
     if shutil.which("python") == sys.executable:
         return "python"
     return shlex.quote(os.path.relpath(sys.executable))
 
 
 def drop_output() -> None:
-    """Discard further output, when the reader of stdout is gone: flushing at exit would fail."""
+    """Discard further output once the reader of stdout is gone; flushing at exit would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -47,14 +47,15 @@ def exit_code(
     interrupted: str = "interrupted",
     unread: int = INTERRUPTED,
 ) -> int:
-    """Run a command and return its exit code; a failure is one line.
+    """Run a command and return its exit code; a failure is reported in one line.
 
-    Of the processes that a launcher started on one machine, the first prints the line, unless it is
-    about a file or a disk that another alone could not use.
+    If a launcher started several processes on a machine, only the first prints the line. Others
+    print errors about files and disks too, because one of them may be alone in having the error.
 
     Args:
-        command: the work; returning None means 0. Training saves and stops by itself.
-        interrupted: printed when it is interrupted elsewhere, such as while data are read.
+        command: does the work and returns an exit code, or None for 0.
+        interrupted: line for an interrupt, such as while data are read. An interrupt of training
+            does not get here: training itself saves and stops.
         unread: exit code if the reader of stdout is gone before the end.
     """
     Debugging.is_on = False
@@ -70,11 +71,11 @@ def exit_code(
         line = _line_of(error)
         if is_talking and Debugging.is_on:
             traceback.print_exception(error)
-        # What all share has become a UserError.
+        # An OSError may be of this process alone; one that all share has become a UserError.
         if is_talking or isinstance(error, OSError):
             say(f"error: {line}")
         else:
-            # torchrun ends all processes when one ends: let the other one print first.
+            # torchrun ends all processes when one ends, so let the first one print its line.
             time.sleep(SECONDS_TO_SPEAK)
         return 2
     except KeyboardInterrupt:
@@ -84,34 +85,34 @@ def exit_code(
 
 
 def _line_of(error: UserError | ModuleNotFoundError | OSError) -> str:
-    """The line of a mistake; an error that is a bug is raised again."""
+    """The line to print for a user's mistake; an error that is a bug is raised again."""
     if isinstance(error, OSError):
         return str(refused(error))
     if not isinstance(error, ModuleNotFoundError):
         return str(error)
-    line = missing_extra(error)  # names the extra that installs it
+    line = missing_extra(error)  # names the extra that installs the module
     if line is None:
         raise error
     return line
 
 
 class Progress(NamedTuple):
-    """What a training reports after a step."""
+    """What a training run reports after each step."""
 
     step: int
-    """Steps done, from 1."""
+    """Number of steps done, including this one."""
     loss: float
-    """Of the last batch, see ``Update``."""
+    """Loss of the last batch, see ``Update``."""
     tokens_per_second: float
-    """Input tokens, before expansion or repetition and without padding, since this start."""
+    """Mean speed since this start; counts input tokens as ``Update.num_tokens`` does."""
     evaluation: Any
-    """After a validation an ``Evaluation``, in fine-tuning the task's metrics; otherwise None."""
+    """An ``Evaluation`` (in fine-tuning the task's metrics) after a validation, otherwise None."""
 
 
 class ProgressLine:
-    """Progress, speed and ETA: a line every few seconds, on a terminal one line that changes.
+    """Shows progress, speed and ETA: a line every few seconds, on a terminal one line that changes.
 
-    ``steps`` is the total work.
+    ``steps`` is the total number of steps, or of whatever else is counted.
     """
 
     def __init__(self, name: str, steps: int) -> None:
@@ -136,7 +137,7 @@ class ProgressLine:
         self.tell(progress.step, f"{self.bits}loss {progress.loss:.3f}, {speed}")
 
     def tell(self, step: int, text: str) -> None:
-        """Show the work done so far, and a text."""
+        """Show the number of steps done so far, and a text."""
         now = time.monotonic()
         self._start = self._start or (now, step)
         pause = 0.1 if self._is_terminal else SECONDS_BETWEEN_LINES
@@ -155,7 +156,7 @@ class ProgressLine:
 
 
 def in_words(seconds: float) -> str:
-    """A time in seconds up to two minutes, in minutes up to two hours, else in hours."""
+    """Format a time: in seconds up to two minutes, in minutes up to two hours, else in hours."""
     for unit, size in (("s", 1), ("min", 60)):
         if seconds < 120 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -179,11 +180,11 @@ def leave(code: int) -> NoReturn:
 
 @contextlib.contextmanager
 def stop_by_signal(report: Callable[[str], None] = say) -> Iterator[Callable[[], bool]]:
-    """Turn SIGINT and SIGTERM into a request to save and stop; gives a function that says whether
-    one came.
+    """Context manager that turns SIGINT and SIGTERM into a request to save and stop.
 
-    A second one stops at once, if it comes at least ``SECONDS_BETWEEN_SIGNALS``
-    later: torchrun forwards signals, and a scheduler may also send them to the process itself.
+    Yields a function that says whether a signal came. A second signal stops the program at once, if
+    it comes more than ``SECONDS_BETWEEN_SIGNALS`` later: torchrun forwards signals, and a scheduler
+    may also send them to the process itself, so one request can arrive twice.
     """
     asked_at: float | None = None
 

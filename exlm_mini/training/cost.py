@@ -1,4 +1,4 @@
-"""The cost of a run, before it starts: parameters, tokens, operations and memory.
+"""Estimates of what a run costs, before it starts: parameters, tokens, operations and memory.
 
 Shapes: B rows of a micro-batch, T tokens after expansion, L states, M targets, D width, F
 feed-forward width, H heads, V vocabulary.
@@ -29,22 +29,22 @@ _FLOAT = 4  # bytes; weights, moments and the alignment are float32 in every pre
 _BATCH_TOKEN = 25
 """Bytes per token of a step's batch: ids before and after masking, the mask, and the noise."""
 _SURE = 0.75
-"""Share of the estimated activations that is certainly needed: the estimate is good to 30%."""
+"""Share of the estimated activations that is surely needed; the estimate is good to within 30%."""
 
 
 # ---- lengths ----
 
 
 def mask_count(config: RunConfig, num_tokens: int) -> float:
-    """Mean number of masks in a row, all copies counted; with slots, their number."""
+    """Mean number of masks in a row, counting all copies; if slots are masked, their number."""
     if config.objective != "repeated-mlm" and (slots := slots_of(config)):
         return len(slots)
     return config.masking.mask_ratio * config.num_copies * (num_tokens - 2)
 
 
 def longest_row(config: RunConfig, row_length: int) -> int:
-    """Length of the longest sequence in the encoder; arguments as for ``estimate``."""
-    num_masks = row_length - 2  # of independent draws
+    """Length of the longest row after expansion or repetition; arguments as for ``estimate``."""
+    num_masks = row_length - 2  # independent draws may mask every token
     if config.masking.strategy != "bernoulli" and config.objective != "repeated-mlm":
         num_masks = max(1, math.ceil(mask_count(config, row_length)))
     return config.expanded_length(row_length, num_masks)
@@ -73,7 +73,7 @@ def check_row_length(config: RunConfig, row_length: int) -> None:
 def count_parameters(config: RunConfig, vocab_size: int) -> tuple[int, int]:
     """Number of parameters of a run's model, and of those in its transition head.
 
-    Counted on one layer without storage, so a model of any size can be counted.
+    Builds a single layer, without storage, so a model of any size can be counted.
     """
     of_one_layer = replace(config, model=replace(config.model, num_layers=1, expand_at=0))
     with torch.device("meta"):
@@ -88,35 +88,35 @@ def count_parameters(config: RunConfig, vocab_size: int) -> tuple[int, int]:
 
 class Estimate(NamedTuple):
     """Costs of a run; bytes are estimates for one device. If the lengths of rows are not known,
-    all count as the longest; everything else is exact."""
+    every row counts as the longest; everything else is exact."""
 
     num_parameters: int
     num_transition_parameters: int
-    """Of these, in the transition head."""
+    """Those of the transition head, which ``num_parameters`` includes."""
     row_length: int
     """Input tokens of the longest row."""
     expanded_length: int
-    """The same after expansion or repetition."""
+    """Length of the longest row after expansion or repetition."""
     tokens_per_step: int
-    """Input tokens, before expansion: the mean; with ``train.batch_tokens`` the maximum."""
+    """Mean number of input tokens, before expansion; with ``train.batch_tokens`` the maximum."""
     num_tokens: int
-    """Of the whole run; on average if the lengths of rows are known."""
+    """Input tokens of the whole run: ``tokens_per_step`` times the number of steps."""
     flops_per_token: float
     """Floating-point operations of training per input token, forward and backward."""
     num_flops: float
-    """Of the whole run."""
+    """Floating-point operations of the whole run."""
     weight_bytes: int
     """Weights, gradients and Adam's two moments."""
     activation_bytes: int
-    """Kept for the backward pass of one micro-batch, with an attention kernel that does not
+    """Tensors kept for the backward pass of one micro-batch, with an attention kernel that does not
     store its probabilities."""
 
 
 def check_fits(
     config: RunConfig, train_pack: Pack, validation_pack: Pack, device: torch.device, num: int
 ) -> None:
-    """Raise ``UserError`` for rows that a model cannot hold, or a model that memory cannot, on
-    each of ``num`` devices."""
+    """Raise ``UserError`` if the packs do not suit the model, or if the run does not fit into the
+    memory of each of ``num`` devices."""
     asked, vocab_size = config.model.vocab_size, train_pack.vocab_size
     if asked is not None and asked != vocab_size:
         raise UserError(
@@ -134,12 +134,12 @@ def estimate(
     row_length: int,
     lengths_R: np.ndarray | None = None,
 ) -> Estimate:
-    """Costs of a run with a single objective.
+    """Estimate the costs of a run.
 
     Args:
-        vocab_size: V.
-        row_length: longest row, [BOS] and [EOS] included.
-        lengths_R: of rows like those to train on; None: unknown.
+        vocab_size: vocabulary size V.
+        row_length: length of the longest row, [BOS] and [EOS] included.
+        lengths_R: lengths of rows like those to train on; None if they are not known.
     """
     lengths_R = np.array([row_length]) if lengths_R is None else lengths_R
     num_parameters, num_transition = count_parameters(config, vocab_size)
@@ -173,7 +173,7 @@ def check_memory(
     device: torch.device,
     num_devices: int = 1,
 ) -> None:
-    """Raise ``UserError`` for a run that memory cannot hold, with the settings to lower."""
+    """Raise ``UserError``, naming the settings to lower, if a run does not fit into memory."""
     plan = plan_batch(config.train, num_devices)
     changed: dict[str, Any] = {f"micro_batch_{plan.name}": plan.per_device}
     train = replace(config.train, **changed)
@@ -192,8 +192,8 @@ def check_memory(
 
 
 def check_bytes(what: str, needed: float, device: torch.device, remedy: str) -> None:
-    """Refuse work that does not fit into a device's memory, before anything large is allocated: on
-    a CPU allocation succeeds beyond it, and later the system kills the process."""
+    """Raise ``UserError`` for work that does not fit into a device's memory, before anything large
+    is allocated: on a CPU, allocating too much succeeds, and the system kills the process later."""
     if needed > (present := device_memory(device)):
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this machine"
         raise UserError(
@@ -203,24 +203,24 @@ def check_bytes(what: str, needed: float, device: torch.device, remedy: str) -> 
 
 
 def device_memory(device: torch.device) -> int:
-    """Bytes of memory of a GPU, or of the machine or its container."""
+    """Bytes of memory of a GPU; for a CPU, of the machine or the container."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of either version
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroup v2 and v1
         with contextlib.suppress(OSError, ValueError):  # not there, or "max"
             present = min(present, int((CGROUP / name).read_text()))
     return present
 
 
 def num_states(model: ModelConfig, num_masks: float) -> float:
-    """States L of a row with ``num_masks`` masks, those of the boundaries included."""
+    """Number of states L of a row with ``num_masks`` masks, those of the boundaries included."""
     k = model.states_per_mask
     return num_masks * k + (2 * k if model.boundary == "official" else 2)
 
 
 def _learned_heads(model: ModelConfig) -> int:
-    """Of the transition."""
+    """Number of attention heads that the transition learns."""
     match model.transition:
         case "gated" | "spans":
             return model.shape.num_heads
@@ -233,11 +233,11 @@ def _learned_heads(model: ModelConfig) -> int:
 
 
 def row_flops(config: RunConfig, vocab_size: int, row_length: int) -> float:
-    """Floating-point operations of training on one row, at the mean number of masks.
+    """Floating-point operations of training on one row with the mean number of masks.
 
-    Two per multiply-add of a matrix product, times three, because the backward pass has two
-    products for each of the forward pass. The dynamic programme has no matrix products.
-    Recomputation is not counted, nor are the learned places of the transition, which are
+    Counts two for each multiply-add of a matrix product, times three because the backward pass has
+    two products for each product of the forward pass. The dynamic programme has no matrix products.
+    Recomputation is not counted, nor are the learned positions of the transition, which are
     multiplied once per batch. The chapter on states expansion derives the terms. Arguments as for
     ``estimate``.
     """
@@ -273,7 +273,7 @@ def _activation_bytes(config: RunConfig, vocab_size: int, row_length: int) -> in
     model, train, is_exlm = config.model, config.train, config.objective == "exlm"
     num_layers, D, F, _ = model.shape
     B = train.micro_batch_size or train.batch_size
-    if train.batch_tokens is not None:  # for the longest rows
+    if train.batch_tokens is not None:  # a micro-batch of the longest rows
         B = max(1, (train.micro_batch_tokens or train.batch_tokens) // row_length)
     T = longest_row(config, row_length)
     is_low = train.precision == "bf16"

@@ -1,4 +1,4 @@
-"""Prints what a run would cost: parameters, tokens, memory, hours."""
+"""``--dry-run``: print what a run would cost in parameters, tokens, memory and hours."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def dry_run(
     """Print what a run would cost; nothing is written.
 
     Args:
-        num_devices: that share a batch; memory is that of one of them.
-        tokens_per_second: measured speed of one device, for the hours, in input tokens, before
-            expansion or repetition and without padding.
-        before: the checkpoint that the run goes on from.
+        num_devices: number of devices that share a batch; memory is printed for one of them.
+        tokens_per_second: measured speed of one device, needed for the hours, in input tokens
+            before expansion or repetition and without padding.
+        before: the checkpoint that the run starts from.
     """
     config = with_precision(config, choose_device(config.train.device))
     plan = plan_batch(config.train, num_devices)
@@ -57,7 +57,7 @@ def dry_run(
     if costs.num_transition_parameters:
         rest = costs.num_parameters - costs.num_transition_parameters
         parameters += f" ({rest / 1e6:.1f} M without the transition head)"
-    # Texts are cut into rows of one length.
+    # Text is cut into rows of equal length, so the number of its tokens is not just a bound.
     is_bound = plan.unit == "tokens" or (config.data.kind == "smiles" and lengths_R is None)
     at_most = "at most " if is_bound else ""
     mean = row_length if lengths_R is None else float(lengths_R.mean())
@@ -96,11 +96,11 @@ def dry_run(
 
 
 def _corpus_shape(config: RunConfig) -> tuple[int, int, np.ndarray | None]:
-    """Size of the vocabulary, length of the longest row, and lengths_R of all, if known.
+    """Size of the vocabulary, length of the longest row, and lengths_R of all rows, if known.
 
     Without ``model.vocab_size`` the corpus is built in a temporary directory, from at most
-    ``DRY_RUN_DOCUMENTS`` documents unless it is embedded. For a pack that does not exist yet the
-    settings are taken.
+    ``DRY_RUN_DOCUMENTS`` documents unless it is embedded. For a pack that does not exist yet, the
+    numbers come from the settings.
     """
     data, row_length = config.data, row_length_of(config)
     is_there = data.pack is not None and Path(data.pack).exists()
@@ -129,7 +129,7 @@ def row_length_of(config: RunConfig) -> int:
 
 
 def _disk(config: RunConfig, costs: Estimate, vocab_size: int) -> str:
-    """What a run leaves: checkpoints, one of them while it is written, and its packed rows."""
+    """Disk space for a run's checkpoints, including one being written, and its packed rows."""
     train, data = config.train, config.data
     num = math.ceil(train.steps / train.save_every)
     num = min(num, train.keep_last + 1) if train.keep_last else num
@@ -142,7 +142,7 @@ def _disk(config: RunConfig, costs: Estimate, vocab_size: int) -> str:
 
 
 def _hours(costs: Estimate, plan: BatchPlan, tokens_per_second: float | None) -> str:
-    """Hours at a measured speed; without one, how to measure it."""
+    """Hours at a measured speed; if the speed is not given, how to measure it."""
     if tokens_per_second is None:
         return (
             "unknown: add --throughput NUMBER, the tokens_per_second\n"

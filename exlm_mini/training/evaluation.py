@@ -1,4 +1,4 @@
-"""How well a model predicts held-out rows: bits, and the share of tokens guessed.
+"""How well a model predicts held-out rows: bits, and the share of tokens guessed right.
 
 Shapes: B rows, N tokens of a row, S masked tokens of a batch, Q batches.
 """
@@ -22,7 +22,7 @@ VALIDATION_BATCH_ROWS = 64
 
 
 class Evaluation(NamedTuple):
-    """Result of a validation; for ExLM by the joint probability of a row's masks."""
+    """Result of a validation; for ExLM, bits come from the joint probability of a row's masks."""
 
     bits: float
     """Sum of -log2 P(masked tokens | context), boundary emissions left out."""
@@ -31,8 +31,8 @@ class Evaluation(NamedTuple):
     num_without_path: int
     """Rows without a path, which no other number includes."""
     num_correct: int
-    """Masked tokens that are the model's likeliest for their mask by itself (for ExLM see
-    ``guesses``)."""
+    """Masked tokens guessed right: each mask by itself, as its likeliest token (for ExLM see
+    ``StateScores.guesses``)."""
 
     @property
     def is_finite(self) -> bool:
@@ -54,7 +54,7 @@ class Evaluation(NamedTuple):
 
     @property
     def mask_accuracy(self) -> float:
-        """Share of the masked tokens that were guessed."""
+        """Share of the masked tokens that were guessed right."""
         return self.num_correct / max(self.num_masks, 1)
 
 
@@ -62,12 +62,12 @@ class Evaluation(NamedTuple):
 def row_bits_and_correct(
     model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """-log2 P(masked tokens | context) of each row, (B,), and the number guessed, int64.
+    """-log2 P(masked tokens | context) of each row, (B,), and the number guessed right, int64.
 
     For MLM the bits are a sum over independent predictions; for ExLM they are of the joint
     probability, summed over all paths, without the emissions of the boundaries, and inf where no
-    path fits. Each mask is guessed by itself, from the context alone: its likeliest token, for
-    ExLM summed over all paths and all tokens in the other masks.
+    path fits. Each mask is guessed by itself, from the context alone, as its likeliest token; for
+    ExLM, probabilities are first summed over all paths and all tokens in the other masks.
     """
     said, row_S = model.answer(batch, chain_share), batch.is_masked_BN.nonzero()[:, 0]
     is_correct_S = said.guesses() == batch.token_ids_BN[batch.is_masked_BN]
@@ -85,9 +85,9 @@ def evaluate(
     engine: Engine,
     chain_share: float = 0.0,
 ) -> Evaluation:
-    """Bits and guesses on ``num_rows`` held-out rows, always the same with the same masks.
+    """Bits and guesses on ``num_rows`` held-out rows: at each call the same rows and masks.
 
-    Whole batches are distributed over the processes and their numbers added in a fixed order, so
+    Whole batches are distributed over the processes and their results added in a fixed order, so
     the result is the same, to the last bit, for any number of processes.
     """
     was_training = model.training

@@ -19,7 +19,7 @@ from exlm_mini.data.files import read_bytes, write_atomically
 
 
 class MetricsLog:
-    """Append-only; a line is written at once."""
+    """The ``metrics.jsonl`` of a run: append-only, and every line is written at once."""
 
     def __init__(self, path: Path, step: int) -> None:
         """Open the log and drop the lines after ``step``, which the run will write again."""
@@ -79,8 +79,8 @@ def _line(record: dict[str, Any]) -> str:
 class ScalarLog:
     """Writes metrics as scalars for TensorBoard, under their names in ``metrics.jsonl``.
 
-    A run that resumes from ``step`` adds a file to the folder, which hides later steps of earlier
-    files.
+    A run that resumes from ``step`` adds a file to the folder; it makes TensorBoard hide later
+    steps in earlier files.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -90,7 +90,7 @@ class ScalarLog:
         self.close = self._writer.close
 
     def write(self, record: dict[str, Any]) -> None:
-        """Add the numbers of a line and flush them."""
+        """Add the numbers of a line of ``metrics.jsonl`` and flush them."""
         for name, value in record.items():
             if name != "step" and value is not None:
                 self._writer.add_scalar(name, value, record["step"])
@@ -99,8 +99,8 @@ class ScalarLog:
 
 
 class WandbLog:
-    """Sends metrics to Weights & Biases, whose own variables say where: ``WANDB_PROJECT``,
-    ``WANDB_MODE`` and others. Each start of a run is a W&B run of the group ``name``."""
+    """Sends metrics to Weights & Biases, which is set up by its own environment variables, such as
+    ``WANDB_PROJECT`` and ``WANDB_MODE``. Each start of a run is a W&B run of the group ``name``."""
 
     def __init__(self, name: str, settings: dict[str, Any]) -> None:
         import wandb  # type: ignore[import-not-found]
@@ -109,13 +109,13 @@ class WandbLog:
         self.close = self._run.finish
 
     def write(self, record: dict[str, Any]) -> None:
-        """Send the numbers of a line."""
+        """Send the numbers of a line of ``metrics.jsonl``."""
         numbers = {name: value for name, value in record.items() if value is not None}
         self._run.log(numbers, step=record["step"])
 
 
 def copies_of(output: Path, config: RunConfig, step: int) -> list[ScalarLog | WandbLog]:
-    """The logs that get copies of a run's lines, from ``step`` on."""
+    """The logs that also get a run's lines of ``metrics.jsonl``, from ``step`` on."""
     copies: list[ScalarLog | WandbLog] = []
     if config.train.tensorboard:
         copies.append(ScalarLog(output / "tensorboard", step))

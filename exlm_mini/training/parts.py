@@ -1,6 +1,6 @@
-"""The parts of a run: masks, and the model with its weights.
+"""The parts of a run that follow from its settings: the masker, and the model with its weights.
 
-All are functions of the settings; ``trainer`` puts them together.
+``trainer`` puts them together.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ def make_masker(
     """The masker of a run.
 
     Repeated MLM always masks by independent draws, for any number of copies: only then is the
-    corrupted share p^k (Appendix C), and its cells differ in p and k alone.
+    corrupted share p^k (Appendix C), and its runs differ in nothing but p and k.
 
     Args:
-        tokenizer: loads it, such as ``Pack.tokenizer``; only the strategy ``units`` needs one.
+        tokenizer: function that loads the tokenizer, such as ``Pack.tokenizer``; only the strategy
+            ``units`` needs one.
     """
     masking, units = config.masking, None
     if config.objective == "repeated-mlm":
@@ -66,7 +67,7 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
 def set_weights(
     model: MaskedLM | ExLM, weights: Mapping[str, Tensor], path: Path, remedy: str
 ) -> None:
-    """Give a model the weights of a checkpoint, if they are its own in name and shape."""
+    """Load the weights of a checkpoint into a model; ``UserError`` if names or shapes differ."""
     own, theirs = (
         {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         for tensors in (model.state_dict(), weights)

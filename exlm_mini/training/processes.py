@@ -1,13 +1,13 @@
 """Everything that depends on the number of processes.
 
-The loop asks an engine for its rank, for forward passes, and for agreement with the other
-processes. An engine is the only process, or one of those that ``torchrun`` started, on one
-machine or several, each with its device and the whole model. PyTorch's DDP averages their
-gradients; data order, random numbers, checkpoints and signals are ours.
+The training loop asks an ``Engine`` for its rank, for forward passes, and for agreement with the
+other processes. Each engine belongs to one process: the only one, or one of those that ``torchrun``
+started on one or more machines, each with its own device and the whole model. PyTorch's DDP
+averages their gradients; our code handles data order, random numbers, checkpoints and signals.
 
 All processes must see the same run directory: the first writes there, the others read.
 
-On GPUs only a single process has run yet; several are tested on a CPU, connected by gloo.
+On GPUs, only a single process has been run yet; several are tested on a CPU, connected by gloo.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from exlm_mini.model.answers import Scored
 from exlm_mini.training.console import launched_rank, say
 
 LONGEST_WAIT = datetime.timedelta(days=7)
-"""The first process may take long to prepare a corpus; a process that died is noticed at once."""
+"""Long enough for the first process to prepare a corpus; a dead process is noticed at once."""
 
 
 class BatchPlan(NamedTuple):
     """Division of a batch: ``size`` = ``num_devices`` x ``per_device`` x ``num_accumulated``."""
 
     unit: str
-    """rows or tokens."""
+    """What is counted: rows or tokens."""
     size: int
     num_devices: int
     per_device: int
-    """Per forward pass."""
+    """Rows or tokens in a forward pass of one device."""
     num_accumulated: int
-    """Forward passes of a device per optimiser step."""
+    """Forward passes of each device per optimiser step."""
 
     @property
     def name(self) -> str:
-        """Of the settings: train.batch_size, train.micro_batch_size or those of tokens."""
+        """Last word of the settings' names: ``size`` as in train.batch_size, or ``tokens``."""
         return "size" if self.unit == "rows" else "tokens"
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class BatchPlan(NamedTuple):
 
 
 def plan_batch(train: TrainConfig, num_devices: int, option: str = "--devices") -> BatchPlan:
-    """Divide a batch among devices; ``option`` is the one that gave their number."""
+    """Divide a batch among devices; ``option``, which sets their number, is named in errors."""
     unit, name, size, micro = "rows", "size", train.batch_size, train.micro_batch_size
     if train.batch_tokens is not None:
         unit, name = "tokens", "tokens"
@@ -102,7 +102,7 @@ def check_spread(config: RunConfig, num_processes: int) -> None:
 
 
 def start_engine(train: TrainConfig) -> Engine:
-    """The engine of this process."""
+    """Make the engine of this process, and connect it to others that torchrun started."""
     device = choose_device(train.device)
     if launched_rank() is None:
         return Engine(device)
@@ -127,8 +127,8 @@ def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
 
 
 def is_in_bf16(precision: str, device: torch.device) -> bool:
-    """Whether the encoder works in bf16 on a device; ``auto``: on GPUs that have instructions for
-    it, as all since Ampere; older ones emulate it slowly."""
+    """Whether the encoder computes in bf16 on a device. ``auto`` does so on GPUs that have
+    instructions for it, which are those since Ampere; older ones emulate it slowly."""
     if precision == "auto" and device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return precision == "bf16"
@@ -137,7 +137,7 @@ def is_in_bf16(precision: str, device: torch.device) -> bool:
 def choose_device(name: str) -> torch.device:
     """The device of that name; ``auto`` is the GPU if there is one.
 
-    On a GPU attention does not use cuDNN from then on, in the whole process.
+    Choosing a GPU also turns off attention by cuDNN, in the whole process.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -155,10 +155,10 @@ def choose_device(name: str) -> torch.device:
 
 
 class Engine:
-    """One process and its device, perhaps one of several.
+    """One training process and its device; there may be other processes.
 
-    ``group`` holds the processes that torchrun started and exchanges small values between their
-    CPUs; None: this process is the only one.
+    ``group`` holds the processes that torchrun started, and exchanges small values between their
+    CPUs. It is None if this process is the only one.
     """
 
     def __init__(
@@ -177,11 +177,11 @@ class Engine:
         return self.rank == 0
 
     def wrap(self, model: Any, train: TrainConfig) -> Any:
-        """Take over a model with an ``encoder``, whose weights are the same in every process,
-        before its optimiser is built. Returns the model, on the device."""
+        """Move a model to the device, prepare it for ``score``, and return it. It must have an
+        ``encoder``, the same weights in every process, and no optimiser yet."""
         model.to(self.device)
         if train.compile:
-            # Layer by layer: the head's shapes change from batch to batch.
+            # Only the layers, because the head's shapes change from batch to batch.
             for layer in model.encoder.layers:
                 layer.compile()
         self._scorer = _Scorer(model)
@@ -190,17 +190,17 @@ class Engine:
         return model
 
     def score(self, part: MaskedBatch, chain_share: float) -> Scored:
-        """The loss of one micro-batch and the counts beside it, under the wrapped model."""
+        """The loss and the counts of one micro-batch, from the model passed to ``wrap``."""
         return self._scorer(part, chain_share)
 
     def tell(self, line: str) -> None:
-        """Print a line for the user, in the first process alone."""
+        """Print a line for the user, in the first process only."""
         if self.is_main:
             say(line)
 
     def accumulate(self, is_last: bool) -> contextlib.AbstractContextManager:
-        """Context manager for the passes of a micro-batch; gradients are averaged over the
-        processes after the last micro-batch of a step."""
+        """Context manager for the forward and backward pass of a micro-batch. Only after the last
+        micro-batch of a step are gradients averaged over the processes."""
         if self._group is None or is_last:
             return contextlib.nullcontext()
         return self._scorer.no_sync()
@@ -212,17 +212,17 @@ class Engine:
         return numbers
 
     def any(self, flag: bool) -> bool:
-        """Whether it is true in at least one process."""
+        """Whether ``flag`` is true in at least one process."""
         return bool(self.add_up(torch.tensor(flag, dtype=torch.float64)) > 0)
 
     def same(self, value: Any) -> Any:
-        """The first process's value."""
+        """The value that the first process passed, in all processes."""
         return self._gather(value)[0]
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Context manager for work that may fail in one process: then all raise the ``UserError``
-        of the first that failed."""
+        """Context manager for work that may fail in one process. If it does, all processes raise
+        the ``UserError`` of the first one that failed."""
         if self._group is None:
             yield
             return
@@ -266,10 +266,10 @@ class _Scorer(nn.Module):
 
 
 def _connect(device: torch.device) -> Any:
-    """Connect all processes by gloo; on GPUs also by NCCL, for the gradients.
+    """Connect all processes by gloo, and on GPUs also by NCCL for the gradients.
 
-    They meet in torchrun's store, under a prefix for this start: the store survives restarts, and
-    without a prefix a process might read the address of one that was killed, and wait forever.
+    They meet in torchrun's store, under a prefix for this start. The store survives restarts, so
+    without a prefix a process might read the address of a killed process and wait forever.
     """
     store, rank, world_size = next(distributed.rendezvous("env://"))
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

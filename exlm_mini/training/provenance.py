@@ -1,4 +1,4 @@
-"""The machine and the code that a number was measured with."""
+"""The machine and the code with which a result was measured."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Versions, processor, GPU, and commit of the package."""
+    """Versions, processor, GPU, and the commit of the package."""
     gpu = {}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -60,14 +60,14 @@ def _cpu_model() -> str:
 
 def commit() -> str:
     """Commit of the checkout that the package runs from, or why there is none."""
-    # Without its lock: a kill could leave it behind, and git would refuse to work.
+    # Without git's lock file: a killed run could leave it behind, and git would refuse to work.
     git = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent)]
     quiet: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
     try:
-        # A package installed below another checkout is in none of its commits.
+        # A package installed inside another project's checkout is in none of its commits.
         subprocess.run([*git, "ls-files", "--error-unmatch", Path(__file__).name], **quiet)
         name = subprocess.run([*git, "rev-parse", "HEAD"], **quiet).stdout.strip()
-        # A record that is being written is no part of what is measured.
+        # A result that is being written is not part of the code that is measured.
         code = ["--", ":(top)", ":(top,exclude)book/results"]
         changed = subprocess.run(
             [*git, "status", "--porcelain", "--untracked-files=no", *code], **quiet

@@ -1,10 +1,10 @@
-"""The directory of a run has one writer at a time, and settings that stay. ::
+"""The directory of a run, which has one writer at a time and fixed settings. ::
 
     OUTPUT/
         .lock            held while a process writes here
         config.yaml      the settings of the run; all but a few are fixed
-        versions.json    what it is made with
-        data/            its packs, if they were not prepared before
+        versions.json    the software, device and commit that made it
+        data/            the packs of the run, unless they were prepared before
         metrics.jsonl    see ``metrics``
         checkpoints/     see ``checkpoint``
 
@@ -31,7 +31,7 @@ from exlm_mini.config.checks import Effect, UserError
 from exlm_mini.config.recipes import dotted, plain, stored_config
 from exlm_mini.data.files import write_atomically
 
-if TYPE_CHECKING:  # a prepared corpus is locked without torch
+if TYPE_CHECKING:  # preparing a corpus takes the lock too, and needs no torch
     import torch
 
     from exlm_mini.data.packs import Pack
@@ -41,18 +41,18 @@ LOCK = ".lock"
 CONFIG = "config.yaml"
 
 FREE_SETTINGS = frozenset(settings_with(Effect.NOTHING, Effect.COURSE))
-"""Settings a resumed run may change, because no weight depends on them by design."""
+"""Settings that a resumed run may change, because by design no weight depends on them."""
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 @contextlib.contextmanager
 def locked_directory(path: Path, report: Callable[[str], None] = print) -> Iterator[None]:
-    """Make a directory for one writer at a time, and hold its lock.
+    """Context manager that makes a directory and holds its lock, for one writer at a time.
 
     The lock is the kernel's (``flock``): it ends with the process, so the file that a killed run
-    left behind does not block the next. The file of a run that wrote something is never removed,
-    because that could let two runs in at once.
+    left behind does not block the next. The lock file of a run that wrote something is never
+    removed, because that could let two runs in at once.
 
     Args:
         report: receives a line if the file system has no locks.
@@ -86,7 +86,7 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
         if set(os.listdir(path)) - before == {LOCK}:  # refused before anything was written
             (path / LOCK).unlink()
             if is_new:
-                with contextlib.suppress(OSError):  # it holds files of others
+                with contextlib.suppress(OSError):  # others have put files there
                     path.rmdir()
         raise
     finally:
@@ -94,7 +94,7 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
 
 
 def _take(lock: int, seconds: float = 2.0) -> None:
-    """Lock a file; a worker that outlived its killed parent lets go of it within a second."""
+    """Lock a file, waiting for a worker that outlives its killed parent by up to a second."""
     last = time.monotonic() + seconds
     while True:
         try:
@@ -112,14 +112,15 @@ def as_begun(
     report: Callable[[str], None],
     is_timed: bool = False,
 ) -> RunConfig:
-    """The settings with a definite precision; for a run that goes on, held against its start's.
+    """The settings with ``train.precision auto`` resolved, and checked if the run is resumed.
 
-    ``train.precision auto`` is that of the start, and so are the steps of a run that is timed, and
-    their warm-up.
+    A resumed run is held to the settings of its start. From there it takes the precision in place
+    of ``auto`` and, if it is timed, the steps and their warm-up.
 
     Args:
         report: receives a line for each of ``FREE_SETTINGS`` that changed, and for ``train.steps``
             if it was raised; other changes are refused.
+        is_timed: whether the length of the run was given in minutes in place of steps.
     """
     from exlm_mini.training.processes import with_precision
 
@@ -201,7 +202,7 @@ def check_start(
             f"{path} is of objective {objective}, this run of {config.objective}; go on "
             "from an mlm"
         )
-    # Weights of the same shapes that another encoder reads differently.
+    # Weights may have the same shapes, but another meaning to an encoder with other settings.
     own, other = config.model, ModelConfig(**state["config"]["model"])
     for name in ("rope", "shape.num_heads", *["boundary"] * (objective == "exlm")):
         mine, theirs = map(attrgetter(name), (own, other))
@@ -219,7 +220,7 @@ def check_start(
 
 
 def settle(path: Path, config: RunConfig, device: torch.device, num_processes: int) -> None:
-    """Store the settings of a run and what it is made with."""
+    """Store the settings of a run, and the software, device and commit that it is made with."""
     import yaml
 
     from exlm_mini.training.provenance import commit, versions

@@ -25,9 +25,9 @@ class Update(NamedTuple):
     """Numbers of an optimiser step, over all processes."""
 
     loss: float
-    """Nats per target."""
+    """Loss in nats per target."""
     gradient_norm: float
-    """Before clipping."""
+    """Norm of the gradient before clipping."""
     learning_rate: float
     is_skipped: bool
     """The loss or the gradient was not finite, so nothing was changed."""
@@ -35,18 +35,18 @@ class Update(NamedTuple):
     num_tokens: int
     """Input tokens, before expansion or repetition and without padding."""
     mask_accuracy: float | None
-    """Share of the masked tokens that were guessed; None for ExLM."""
+    """Share of the masked tokens that were guessed right; None for ExLM."""
 
 
 class DivergedError(UserError):
-    """Numbers are not finite: these settings do not work, but others may."""
+    """Raised when numbers are not finite: the settings do not work, but others may."""
 
 
 class Stepper:
-    """Makes the steps of a run.
+    """Makes the optimiser steps of a run.
 
     Args:
-        config: of the run, with a definite precision.
+        config: settings of the run, with ``train.precision auto`` resolved.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Stepper:
         self.optimizer = make_optimizer(model, config.train)
         self._pad = pack.special_ids.pad
         self.skipped_steps = 0
-        """In the whole run."""
+        """Number of skipped steps in the whole run."""
         self.skipped_in_row = 0
-        """Up to the last step."""
+        """Number of skipped steps in a row, up to the last step made."""
         self.grown_at = 0
-        """Step at which an MLM grew into the model, if it did in this run."""
+        """Step at which an MLM grew into this model; 0 if none did in this run."""
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint besides weights and moments; JSON-able."""
+        """What a checkpoint stores besides weights and moments; JSON-serialisable."""
         return {
             "skipped_steps": self.skipped_steps,
             "skipped_in_row": self.skipped_in_row,
@@ -72,10 +72,10 @@ class Stepper:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore ``state``."""
+        """Restore the result of ``state``."""
         self.skipped_steps = state["skipped_steps"]
         self.skipped_in_row = state["skipped_in_row"]
-        self.grown_at = state.get("grown_at", self.config.grow_step)  # earlier ones had none
+        self.grown_at = state.get("grown_at", self.config.grow_step)  # not in old checkpoints
 
     def step(self, step: int) -> Update:
         """Make one step; ``step`` counts from 0.
@@ -104,7 +104,7 @@ class Stepper:
         return Update(loss, norm, rate, is_skipped, int(num_without_path), num_tokens, accuracy)
 
     def precision(self) -> contextlib.AbstractContextManager:
-        """Context manager for every forward pass: the precision of the settings."""
+        """Context manager that runs a forward pass in the precision of the settings."""
         is_low = self.config.train.precision == "bf16"
         return torch.autocast(self.engine.device.type, torch.bfloat16, enabled=is_low)
 
@@ -119,8 +119,8 @@ class Stepper:
         )
 
     def _size(self, part: MaskedBatch) -> tuple[int, int]:
-        """Of a micro-batch: the rows with masks (ExLM) or masks that its loss is a mean of, and its
-        input tokens, before expansion or repetition and without padding."""
+        """Counts of a micro-batch: the rows with masks (ExLM) or the masks over which its loss is a
+        mean, and its input tokens, before expansion or repetition and without padding."""
         is_masked_BN, is_exlm = part.is_masked_BN, self.config.objective == "exlm"
         num_scored = int((is_masked_BN.any(dim=1) if is_exlm else is_masked_BN).sum())
         num_tokens = int((part.token_ids_BN != self._pad).sum())
@@ -129,8 +129,8 @@ class Stepper:
     def _accumulate(
         self, step: int, parts: list[MaskedBatch], sizes: list[int], total: int
     ) -> tuple[float, int, float]:
-        """Add up the gradient; returns loss, rows without a path and right guesses of this process
-        (nan if there are no guesses)."""
+        """Add up the gradients of the micro-batches. Returns this process's share of the loss, rows
+        without a path, and right guesses (nan if the model makes none)."""
         engine, share = self.engine, self.config.chain_share(step)
         loss, num_without_path, num_correct = 0.0, 0, 0.0
         for i, (part, size) in enumerate(zip(parts, sizes, strict=True)):
@@ -142,7 +142,7 @@ class Stepper:
                 with self.precision():
                     scored = engine.score(part.to(engine.device), share)
                 share_of_loss = scored.loss * (size / total)
-                # DDP averages over the processes, but the batch is their sum.
+                # DDP averages over the processes, but the loss of a batch is a sum over them.
                 (share_of_loss * engine.world_size).backward()
             loss += share_of_loss.item()
             num_without_path += scored.num_without_path
@@ -161,8 +161,8 @@ class Stepper:
 
 
 def low_rate(config: RunConfig) -> str | None:
-    """What to say of a run whose learning rate stays far below its peak, such as a recipe with
-    fewer steps and as long a warm-up; None of any other."""
+    """A warning for a run whose learning rate stays far below its peak, such as a recipe with fewer
+    steps and an unchanged warm-up; None if the rate gets high enough."""
     train, start = config.train, 0
     for _, end in config.stages:
         some = range(start, end, -(-(end - start) // 500))
@@ -198,6 +198,6 @@ def make_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
         betas=train.adam_betas,
         eps=train.adam_eps,
         weight_decay=train.weight_decay,
-        # One call instead of ten per parameter saves a tenth of a tiny model's step.
+        # One call instead of ten per parameter saves a tenth of the time of a tiny model's step.
         fused=all(parameter.device.type == "cpu" for parameter in parameters),
     )

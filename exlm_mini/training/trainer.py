@@ -1,9 +1,9 @@
-"""One run: steps in, checkpoints and metrics out.
+"""The training of one run: makes its steps, and writes checkpoints and metrics.
 
 The trainer reports through a callback and knows nothing of command line or terminal. Each step is a
-function of the settings and the step number, so a run that was stopped and resumed ends with the
-same bits as one that was not: on one machine, with the same versions and threads. Another processor
-adds in another order, and trainings diverge from a difference in the last bit.
+function of the settings and the step number, so a run that was stopped and resumed ends, bit for
+bit, like one that was not, on the same machine with the same versions and threads. Another
+processor adds in another order, and runs that differ in a last bit drift apart.
 
 With several processes, all train side by side, and only the first reports and writes.
 """
@@ -47,7 +47,7 @@ class Trainer:
         train_pack, validation_pack: rows for training and for validation.
         output: run directory, locked by the caller; gets ``checkpoints/`` and ``metrics.jsonl``.
         report: takes a line about something unusual, such as a damaged checkpoint.
-        engine: of this process; none: the only one, on ``train.device``.
+        engine: engine of this process; None: it is the only process, on ``train.device``.
     """
 
     def __init__(
@@ -62,24 +62,24 @@ class Trainer:
         self.engine = engine = engine or Engine(choose_device(config.train.device))
         config = with_precision(config, engine.device)
         check_spread(config, engine.world_size)
-        with engine.together():  # their machines may differ
-            for stage, _ in config.stages:  # the later ones before the hours of the first
+        with engine.together():  # the machines of the processes may differ
+            for stage, _ in config.stages:  # all of them, before the first takes hours
                 check_fits(stage, train_pack, validation_pack, engine.device, engine.world_size)
         self.train_pack, self.validation_pack = train_pack, validation_pack
         self.output, self.report = output, report
         self._checkpoints = output / "checkpoints"
         self.evaluation: Evaluation | None = None
-        """Of the last validation."""
+        """Result of the last validation."""
         self.num_tokens = 0
-        """Input tokens of all steps, also of the run that this one goes on from, before expansion
-        or repetition, without padding."""
+        """Input tokens of all steps, including those of a run that this one started from; before
+        expansion or repetition, without padding."""
         self.seconds = 0.0
         """Training time in seconds over all starts, validation included."""
         newest = self._newest_checkpoint()
         self.step = 0 if newest is None else newest.step
-        """Done."""
+        """Number of steps done."""
         if newest is not None and newest.state["config"]["objective"] == "exlm":
-            # With more steps than at its start, it grew before it would now.
+            # If ``train.steps`` was raised since, the run grew earlier than it would now.
             grown_at = newest.state["update"].get("grown_at", config.grow_step)
             train = replace(config.train, grow_at=grown_at / config.train.steps)
             config = config if grown_at == config.grow_step else replace(config, train=train)
@@ -93,7 +93,7 @@ class Trainer:
                 self.evaluation = Evaluation(**evaluation)
 
     def _begin_stage(self) -> None:
-        """Make the next model and what trains it; ``config`` is that of the stage."""
+        """Make the model of the next stage and what trains it; its settings become ``config``."""
         self.config, self._end = config, _ = self._later.pop(0)
         pack, engine = self.train_pack, self.engine
         self.masker = make_masker(config, pack.special_ids, pack.tokenizer)
@@ -108,17 +108,17 @@ class Trainer:
         should_stop: Callable[[], bool] = lambda: False,
         watch: Callable[[], dict[str, float]] = dict,
     ) -> bool:
-        """Train from the newest checkpoint, or from the start; returns whether the end is reached.
+        """Train from the newest checkpoint, or from the start; returns whether it is complete.
 
         Args:
             on_progress: called after every step, in the first process.
-            should_stop: asked after every step; if true in any process, all save a checkpoint of
-                the same step and the run ends.
+            should_stop: called after every step; if it returns true in any process, all processes
+                save a checkpoint of the same step and stop.
             watch: called after every validation, in the first process and before ``should_stop``;
-                its numbers go into the line of ``metrics.jsonl``.
+                the numbers it returns go into the line of ``metrics.jsonl``.
 
         Raises:
-            DivergedError: if too many steps, a validation or the weights are not finite.
+            DivergedError: if too many steps in a row, a validation or the weights are not finite.
         """
         train, engine, is_stopped = self.config.train, self.engine, False
         with contextlib.ExitStack() as stack:
@@ -161,7 +161,7 @@ class Trainer:
         if not self.engine.is_main:
             return []
         self.output.mkdir(parents=True, exist_ok=True)
-        # There may be no further save to remove the remains of one cut short.
+        # The remains of a save that was cut short; there may be no further save to remove them.
         prune_checkpoints(self._checkpoints, self.config.train.keep_last, self.step)
         metrics = MetricsLog(self.output / "metrics.jsonl", self.step)
         self.seconds = (metrics.last or {}).get("seconds") or 0.0
@@ -219,13 +219,13 @@ class Trainer:
     # ---- checkpoints ----
 
     def _checkpoint(self) -> Checkpoint:
-        """The run as it is; tensors are not copied."""
+        """The present state of the run; tensors are not copied."""
         moments = optimizer_tensors(self.stepper.optimizer, self.model)
         tensors = {"model": self.model.state_dict(), "optimizer": moments}
         return Checkpoint(self.step, tensors, self._state(), self._checkpoints)
 
     def _save(self) -> None:
-        """The first process writes a checkpoint; all must call."""
+        """Write a checkpoint in the first process; all processes must call this."""
         with self.engine.together():
             if not self.engine.is_main:
                 return
@@ -239,7 +239,7 @@ class Trainer:
             prune_checkpoints(path, self.config.train.keep_last, step)
 
     def _stored_config(self) -> RunConfig:
-        # A prepared corpus has its own; readers ask how long a row the model has learned.
+        # A prepared corpus has its own values; readers need the longest row the model has learned.
         data = replace(
             self.config.data,
             block_length=int(self.train_pack.lengths_R.max()),
@@ -248,7 +248,7 @@ class Trainer:
         return replace(self.config, data=data)
 
     def _state(self) -> dict[str, Any]:
-        """What a checkpoint holds besides weights and moments; JSON-able."""
+        """What a checkpoint stores besides weights and moments; JSON-serialisable."""
         pack = self.train_pack
         return {
             "config": asdict(self._stored_config()),
@@ -279,7 +279,7 @@ class Trainer:
         return checkpoint
 
     def _check_data(self, checkpoint: Checkpoint) -> None:
-        """Refuse a checkpoint of other data."""
+        """Raise ``UserError`` if a checkpoint was trained on other data."""
         state = checkpoint.state
         for name, pack in (("train", self.train_pack), ("validation", self.validation_pack)):
             stored = state[f"{name}_sha256"], state["tokenizer_sha256"]
@@ -290,11 +290,11 @@ class Trainer:
                 )
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
-        """Put weights, moments and counts where they belong.
+        """Load the weights, moments and counts of a checkpoint.
 
-        Of an MLM's checkpoint for ExLM what it lacks, links and clone vectors, stays as
-        initialised, and moments begin anew. With an MLM's, in which nothing is known of the new
-        weights, clones learn to differ later (``links-pilot.json``).
+        If an MLM grows into an ExLM, the weights that its checkpoint lacks (links and clone
+        vectors) stay as initialised, and all moments begin anew: with the MLM's moments, which know
+        nothing of the new weights, clones learn to differ later (``links-pilot.json``).
         """
         weights, moments = checkpoint.tensors["model"], checkpoint.tensors.get("optimizer", {})
         state = checkpoint.state
@@ -311,9 +311,9 @@ class Trainer:
             self.stepper.grown_at = self.step
 
     def begin_from(self, checkpoint: Checkpoint) -> None:
-        """Start with the weights of another run, of an MLM or of this objective, see
-        ``train.start_from``. Its moments are kept, too, unless an MLM grows."""
+        """Start with the weights of another run, an MLM or one of the same objective (see
+        ``train.start_from``). Its moments are taken over too, unless an MLM grows into an ExLM."""
         packs = self.train_pack, self.validation_pack
         check_start(checkpoint, self.config, *packs, self.report)
         self._take_over(checkpoint)
-        self.stepper.grown_at = 0  # in the other run, if at all
+        self.stepper.grown_at = 0  # growth in the other run does not count

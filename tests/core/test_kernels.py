@@ -164,6 +164,17 @@ def test_the_status_tells_how_a_row_was_computed(kernels):
         assert status(kernels, with_score(GRAPH_FOR_NAN, *place, torch.nan)) == [NAN, TILED]
 
 
+def test_a_row_with_nan_has_nan_for_all_that_could_be_on_a_path(kernels):
+    graph = random_graph(8, [3, 3], [9, 9])
+    is_on_path_ML = run(kernels, graph)[1][0] != 0
+    graph = with_score(graph, "log_transition_BLL", (0, 2, 5), torch.nan)
+    _, emission_BML, transition_BLL, *_ = run(kernels, graph)
+    assert torch.equal(emission_BML[0].isnan(), is_on_path_ML)
+    is_forward_LL = torch.ones(9, 9, dtype=torch.bool).triu(1)
+    assert torch.equal(transition_BLL[0].isnan(), is_forward_LL)
+    assert transition_BLL[1].isfinite().all()
+
+
 @pytest.mark.parametrize("counts", [(0, 8), (6, 8), (-3, 8), (4, 0), (4, 9), (4, -(2**40))])
 def test_counts_out_of_range_give_nan_and_no_gradient(counts):
     """The host does not look at counts on a GPU, so the kernel must not read elsewhere."""

@@ -1,4 +1,4 @@
-"""Graphs that test every alignment backend, what is true of them, and how large an error may be.
+"""Graphs that test every alignment backend, their correct results, and how large an error may be.
 
 Shapes: B rows, M targets, L states. The reference is the enumeration of all paths in float64.
 """
@@ -31,7 +31,7 @@ EVERY = slice(None)
 
 
 def is_padding(graph: Graph) -> tuple[Tensor, Tensor]:
-    """Entries beyond the valid targets or states: of the emission, of the transition (bool)."""
+    """Masks (bool) of the emissions and of the transitions beyond the valid targets or states."""
     M, is_state_BL = graph.log_emission_BML.shape[1], graph.is_state_BL
     is_target_BM = torch.arange(M) < graph.num_targets_B.unsqueeze(1)
     return tuple(
@@ -41,7 +41,7 @@ def is_padding(graph: Graph) -> tuple[Tensor, Tensor]:
 
 
 def fill_padding(graph: Graph, value: float) -> Graph:
-    """The same graph with a value wherever nothing is read: padding, and edges u <= v."""
+    """The same graph with ``value`` wherever nothing may be read: in padding and where u <= v."""
     is_beyond_BML, is_beyond_BLL = is_padding(graph)
     is_backward_LL = torch.ones_like(is_beyond_BLL[0]).tril()
     return graph._replace(
@@ -53,14 +53,14 @@ def fill_padding(graph: Graph, value: float) -> Graph:
 
 
 def with_score(graph: Graph, which: str, place: tuple, value: float = -torch.inf) -> Graph:
-    """The same graph with other scores in one place, which may hold slices and lists."""
+    """The same graph with ``value`` at ``place``, an index that may contain slices and lists."""
     scores = getattr(graph, which).clone()
     scores[place] = value
     return graph._replace(**{which: scores})
 
 
 def shifted(graph: Graph, emission: float, transition: float) -> Graph:
-    """Every emission and every transition plus a number."""
+    """The same graph with one number added to every emission and another to every transition."""
     return graph._replace(
         log_emission_BML=graph.log_emission_BML + emission,
         log_transition_BLL=graph.log_transition_BLL + transition,
@@ -68,7 +68,7 @@ def shifted(graph: Graph, emission: float, transition: float) -> Graph:
 
 
 def all_ones_graph(num_targets: Sequence[int], num_states: Sequence[int]) -> Graph:
-    """Every score is log 1, so the likelihood counts the paths."""
+    """A graph in which every score is log 1, so that the likelihood counts the paths."""
     graph = random_graph(0, num_targets, num_states)
     is_edge_BLL = graph.log_transition_BLL != -torch.inf
     return graph._replace(
@@ -78,7 +78,7 @@ def all_ones_graph(num_targets: Sequence[int], num_states: Sequence[int]) -> Gra
 
 
 def flat_graph(num_targets: Sequence[int], num_states: Sequence[int]) -> Graph:
-    """All forward edges equally likely, all emissions 1: an untrained model."""
+    """A graph like that of an untrained model: forward edges equally likely, all emissions 1."""
     graph = all_ones_graph(num_targets, num_states)
     num_ways_BL1 = (graph.log_transition_BLL == 0).double().sum(2, keepdim=True)
     return graph._replace(
@@ -87,7 +87,7 @@ def flat_graph(num_targets: Sequence[int], num_states: Sequence[int]) -> Graph:
 
 
 def tied_graph(seed: int, num_targets: Sequence[int], num_states: Sequence[int]) -> Graph:
-    """Scores are -1 or -2, exact in any order of summation: many best paths."""
+    """A graph with many best paths: scores are -1 or -2, which add up exactly in any order."""
     graph = random_graph(seed, num_targets, num_states, density=0.8)
     is_edge_BLL = graph.log_transition_BLL != -torch.inf
     edge_BLL = -1.0 - (graph.log_transition_BLL > -2).double()
@@ -98,8 +98,11 @@ def tied_graph(seed: int, num_targets: Sequence[int], num_states: Sequence[int])
 
 
 def two_ways(unit: float, by: str) -> Graph:
-    """Two paths of ten states: odd ones, whose first and last steps cost 130 units, and even
-    ones, whose nine steps cost 50 each. ``by`` says where the 130 are paid."""
+    """A graph with two paths of ten states.
+
+    The path through odd states costs 130 units in its first and in its last step, paid by edges or
+    by emissions (``by``); the path through even states costs 50 units in each of its nine steps.
+    """
     M, L = 10, 20
     emission_ML = torch.zeros(M, L, dtype=FLOAT64)
     transition_LL = torch.full((L, L), -torch.inf, dtype=FLOAT64)
@@ -127,7 +130,7 @@ CASES = {
     "more_targets_than_states": random_graph(4, [5, 5], [3, 6]),
     "ragged": RAGGED,
     "33_states": random_graph(7, [4, 3], [33, 32]),
-    # Row 0 has no way out of its start, row 1 none into its end, row 2 is whole.
+    # Row 0 has no edge out of its start, row 1 none into its end; row 2 is intact.
     "no_path_through_missing_edges": with_score(
         with_score(random_graph(11, [3, 3, 3], [5, 5, 5]), TRANSITION, (0, 0)),
         TRANSITION,
@@ -148,12 +151,13 @@ CASES = {
     "all_ones": all_ones_graph([4, 6, 2], [9, 8, 5]),
     "all_minus_infinity": random_graph(19, [3], [5], density=0.0),
 }
-"""Name to graph, float64, with few enough paths to be enumerated."""
+"""Float64 graphs by name, with few enough paths to be enumerated."""
 
-# Later states of a tile are likelier by far: units grow column by column.
+# Later states of a tile are far likelier, so the kernels' units grow from column to column.
 GROWING = random_graph(11, [12, 20], [30, 64], scale=0.5)
 GROWING.log_emission_BML[:, :, [9, 40]] += 30.0
-# No emission in a whole tile, in row 1 where one warp hands over to another.
+# No state of a whole tile can emit target 8 (row 0), or 31 and 32 (row 1), where one warp hands
+# over to another.
 SILENT = with_score(
     with_score(
         random_graph(13, [20, 40], [70, 96], scale=0.5), EMISSION, (0, 8, slice(32, 64))
@@ -164,15 +168,15 @@ SILENT = with_score(
 LARGE = {
     "size_of_the_paper": random_graph(2, [77, 60], [308, 291], scale=3.0),
     "flat": flat_graph([64], [512]),
-    # A pass takes 128 targets of a tile: here a cone has up to 140 in one, and 300 in all.
+    # A pass takes 128 targets of a tile; here a cone has up to 140 targets in a tile, 300 in all.
     "two_passes": random_graph(3, [140, 129], [300, 150], scale=0.5),
     "narrow_cone": random_graph(4, [300], [310], scale=0.2),
     "silent_tile": SILENT,
     "growing_within_tiles": GROWING,
 }
-"""Of sizes to train on, and within the range of rescaled probabilities."""
+"""Graphs as large as in training, with scores within the range of rescaled probabilities."""
 
-# No edge enters states 3 and 20; what no path reaches is read as well.
+# No edge enters states 3 and 20; backends also read the scores of states that no path reaches.
 GRAPH_FOR_NAN = with_score(
     random_graph(7, [9, 9], [40, 40]), TRANSITION, (EVERY, EVERY, [3, 20])
 )
@@ -180,13 +184,13 @@ PLACES_OF_NAN = [
     *((EMISSION, place) for place in ((0, 0, 0), (0, 4, 19), (0, 4, 20), (0, 8, 39))),
     *((TRANSITION, place) for place in ((0, 0, 1), (0, 3, 30), (0, 4, 30), (0, 38, 39))),
 ]
-"""In its first row."""
+"""Places in the first row of ``GRAPH_FOR_NAN`` where a test puts NaN."""
 
 # ---- what is true of them ----
 
 
 class Verdict(NamedTuple):
-    """What the judge says of a graph."""
+    """The correct results for a graph."""
 
     log_likelihood_B: Tensor
     grad_emission_BML: Tensor
@@ -197,8 +201,8 @@ class Verdict(NamedTuple):
 
 @lru_cache
 def judge(name: str, dtype: torch.dtype = FLOAT64) -> Verdict:
-    """What enumeration says, in float64, of the case of that name rounded to a dtype; of those in
-    ``LARGE``, which have too many paths, the vectorized backend."""
+    """The correct results, in float64, for the graph of that name rounded to ``dtype``: by
+    enumeration, or in ``LARGE``, whose graphs have too many paths, by the vectorized backend."""
     graph, by = (CASES[name], JUDGE) if name in CASES else (LARGE[name], "vectorized")
     graph = graph.to(dtype).double()
     return Verdict(*likelihood_and_gradients(graph, by), *viterbi(*graph, backend=by))
@@ -208,8 +212,8 @@ def limits(backend: str, graph: Graph) -> tuple[float, float]:
     """Allowed errors of the value and of the gradients, relative to the largest of each.
 
     Rescaled probabilities suffer from rounding alone. In log space a posterior is the exponential
-    of a sum of logarithms, whose rounding errors grow with the scores and the number of targets:
-    four roundings of the largest path score.
+    of a sum of logarithms, whose rounding errors grow with the scores and the number of targets;
+    the limit there is four roundings of the largest path score.
     """
     dtype, M = graph.log_emission_BML.dtype, graph.log_emission_BML.shape[1]
     if backend in LOG_SPACE:
@@ -227,14 +231,15 @@ def limits(backend: str, graph: Graph) -> tuple[float, float]:
 def assert_right(
     graph: Graph, backend: str, truth: Sequence[Tensor] | str = JUDGE
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Value and gradients equal those of float64 on the same numbers, within ``limits``.
+    """Assert that value and gradients equal float64's on the same numbers, within ``limits``.
 
-    With NaN wherever nothing is to be read. What is not read, or -inf, gets no gradient.
+    The backend gets NaN wherever it must not read. Scores that are -inf or not read must get
+    gradient 0.
 
     Args:
-        graph: of the dtype to compute in.
-        backend: the one to test.
-        truth: value and gradients, or the backend to ask for them.
+        graph: its dtype and device are those to compute with.
+        backend: name of the backend to test.
+        truth: the correct value and gradients, or the name of a backend that computes them.
 
     Returns:
         log_likelihood_B and the gradients.
@@ -243,7 +248,7 @@ def assert_right(
     if isinstance(truth, str):
         truth = likelihood_and_gradients(graph.to(FLOAT64, "cpu"), truth)
     value, gradient = limits(backend, graph)
-    # A probability near 1 has a logarithm near 0, but the rounding of 1.
+    # A probability near 1 has a logarithm near 0, but the rounding error of 1.
     largest = max((abs(value) for value in truth[0].tolist() if value > -torch.inf), default=0)
     if 0 < largest < 1:
         value /= largest

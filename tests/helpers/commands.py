@@ -1,4 +1,4 @@
-"""Commands run in this process, what they say, and what they leave."""
+"""Runs commands in this process, and looks at what they print and which files they leave."""
 
 import importlib
 
@@ -8,26 +8,29 @@ SMALL = [
     *("--model.width", "16", "--model.num_heads", "2", "--model.ffn_width", "16"),
     *("--train.batch_size", "4", "--train.validation_rows", "16", "--train.device", "cpu"),
 ]
-"""Options of a run that takes a moment."""
+"""Options that make a run take only a moment."""
 TOY = ["--recipe", "toy-pairs", *SMALL, "--data.num_sentences", "64"]
 
 
 def ended(capsys, main, *arguments):
-    """Exit code, stdout and stderr of a command run in this process."""
+    """Run a command in this process; returns its exit code, stdout and stderr."""
     capsys.readouterr()
     code = main([str(argument) for argument in arguments])
     return code, *capsys.readouterr()
 
 
 def succeeds(capsys, main, *arguments):
-    """The stdout of a command that must end well."""
+    """Run a command that must succeed; returns its stdout."""
     code, out, err = ended(capsys, main, *arguments)
     assert code == 0 and "error" not in err, err
     return out
 
 
 def fails(capsys, main, *arguments, parts=()):
-    """The one line a mistake gets, the last on stderr and all there is but what went before."""
+    """Run a command that must fail with one error line, the last on stderr; returns that line.
+
+    Nothing may be on stdout, and the line must contain all ``parts``.
+    """
     code, out, err = ended(capsys, main, *arguments)
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
     assert (code, out, len(lines)) == (2, "", 1) and err.endswith(f"{lines[0]}\n"), err
@@ -37,12 +40,12 @@ def fails(capsys, main, *arguments, parts=()):
 
 
 def main_of(command):
-    """The function of a command."""
+    """The ``main`` function of a command, by the command's name."""
     return importlib.import_module(COMMANDS[command]).main
 
 
 def dry_run(capsys, *arguments):
-    """What ``pretrain --dry-run`` prints, by the name of each line, and what it says besides."""
+    """What ``pretrain --dry-run`` prints, by the name of each line, and its stderr."""
     code, out, err = ended(capsys, main_of("pretrain"), *arguments, "--dry-run")
     assert code == 0, err
     lines = out.replace("\n" + 19 * " ", " ").splitlines()
@@ -50,7 +53,7 @@ def dry_run(capsys, *arguments):
 
 
 def contents(folder):
-    """Every file below a folder with its bytes, every folder; not a lock, which holds a pid."""
+    """All files below a folder with their bytes, and all folders; not locks, which hold a pid."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in folder.rglob("*")

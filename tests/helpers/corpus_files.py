@@ -1,4 +1,4 @@
-"""Files that a corpus is made of."""
+"""Writes files of the kinds that a corpus is made from."""
 
 import pickle
 from pathlib import Path
@@ -10,14 +10,14 @@ from exlm_mini.data.toy_grammars import grammar
 
 
 def write_text(path: Path, num_documents: int = 200, seed: int = 0) -> str:
-    """Documents of a line, of about 130 bytes each; the path."""
+    """Write documents of one line, about 130 bytes each; returns the path."""
     rng, words = np.random.default_rng(seed), grammar("pairs").words
     path.write_text("\n".join(" ".join(rng.choice(words, 30)) for _ in range(num_documents)))
     return str(path)
 
 
 def write_hub_copy(folder: Path, texts: list[str]) -> str:
-    """A data set of three Parquet files, as the hub would give it; its name as a source."""
+    """Write a data set of three Parquet files, as from the hub; returns its name as a source."""
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     folder.mkdir()
     for part in range(3):
@@ -28,7 +28,7 @@ def write_hub_copy(folder: Path, texts: list[str]) -> str:
 
 
 def write_lmdb(path, values):
-    """As Uni-Mol: bytes as they are, other values pickled."""
+    """Write values as Uni-Mol does: bytes as they are, all others pickled."""
     import lmdb
 
     with (

@@ -1,4 +1,4 @@
-"""The end of a process at any of its changes of the disk."""
+"""Simulates that a process ends at any of its changes to the disk."""
 
 import os
 import shutil
@@ -7,11 +7,11 @@ import pytest
 
 
 class Crash(BaseException):
-    """The end of a process, at a moment of our choice."""
+    """The simulated end of a process."""
 
 
 def crash_at(patch: pytest.MonkeyPatch, count: int) -> None:
-    """Let all changes of the disk but the first ``count`` be the end."""
+    """Let the first ``count`` changes to the disk pass; any later one raises ``Crash`` instead."""
     calls = 0
 
     def counted(call):

@@ -1,7 +1,7 @@
 """The CUDA kernels as alignment backends: on a CPU as ``fibers``, on a GPU as ``cuda``.
 
 ``cuda/dag_fibers.cpp`` compiles the very templates that nvcc compiles, and the threads of a block
-run as fibers whose order is shuffled between barriers. They are called as the package calls them.
+run as fibers whose order is shuffled between barriers. The package's own code calls the kernels.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ CUDA = Path(__file__).resolve().parents[2] / "cuda"
 
 
 class DivergenceError(Exception):
-    """Threads of a block waited for others that had left."""
+    """Raised when threads of a block wait for others that have already left."""
 
 
 def compile_fibers(source_dir: Path, target: Path, *flags: str) -> ctypes.CDLL:
-    """Build the fiber library."""
+    """Compile the fiber library to ``target``, and load it."""
     options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas", *flags]
     source = str(source_dir / "dag_fibers.cpp")
     command = [cxx(), *options, "-o", str(target), source]
@@ -38,13 +38,13 @@ def compile_fibers(source_dir: Path, target: Path, *flags: str) -> ctypes.CDLL:
 
 @cache
 def intact_library() -> ctypes.CDLL:
-    """That of this checkout."""
+    """The fiber library of this checkout, with the kernels as they are."""
     with tempfile.TemporaryDirectory() as folder:
         return compile_fibers(CUDA, Path(folder, "fibers.so"), "-Wall", "-Werror")
 
 
 def on_fibers(library: ctypes.CDLL, seed: int = 1) -> Kernels:
-    """The kernels of a GPU on a CPU; with seed 0 threads run in order."""
+    """The GPU's kernels to be called on a CPU; with seed 0, blocks and threads run in order."""
     return Kernels(
         library,
         "dag_fibers_",
@@ -55,7 +55,7 @@ def on_fibers(library: ctypes.CDLL, seed: int = 1) -> Kernels:
 
 
 def fiber_backend() -> Backend:
-    """What ``BACKENDS`` would hold of it."""
+    """The fibers as a backend, in the form that ``BACKENDS`` holds."""
     kernels = on_fibers(intact_library())
     log_likelihood = with_gradients(
         lambda *graph: native.log_likelihood_with(kernels, graph),
@@ -68,7 +68,7 @@ def fiber_backend() -> Backend:
 
 
 def can_be_built(device: str) -> None:
-    """Skips where no compiler is, or no GPU; with them, a backend that fails is a failure."""
+    """Skip the test if the compiler or the GPU is missing; else a failing backend is a failure."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     try:
@@ -78,7 +78,7 @@ def can_be_built(device: str) -> None:
 
 
 def gpu_backend() -> Backend:
-    """``native`` on the GPU, for tensors on the CPU."""
+    """The backend ``native`` on the GPU, for tensors that are on the CPU."""
     native = BACKENDS["native"]
     return Backend(
         lambda *graph: native.log_likelihood(*(t.cuda() for t in graph)).cpu(),
@@ -88,7 +88,7 @@ def gpu_backend() -> Backend:
 
 @pytest.fixture(autouse=True)
 def works_here(request):
-    """Adds ``fibers`` or ``cuda`` to the backends; skips one that cannot be built here."""
+    """Add ``fibers`` or ``cuda`` to the backends if a test uses it; skip what cannot be built."""
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     name = parameters.get("backend")
     if name in ("native", "fibers", "cuda"):

@@ -1,4 +1,4 @@
-"""GLUE's tasks in two rows each, laid out as on the hub."""
+"""Writes GLUE's tasks with two rows each, laid out as on the hub."""
 
 import pandas
 
@@ -13,7 +13,7 @@ def table(name: str) -> pandas.DataFrame:
 
 
 def write_task(root, name, folder=None):
-    """The folder of a task with a parquet file of every split; ``folder`` is its name."""
+    """Write a task's splits as Parquet files to ``root / (folder or name)``; returns that path."""
     halves = ("_matched", "_mismatched") if name == "mnli" else ("",)
     path = root / (folder or name)
     path.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Models of every kind of link, rows to read, and all their fillings by enumeration.
+"""Models with every kind of link, rows to read, and enumerated probabilities of all fillings.
 
 Shapes: B rows, S masks of a row, V vocabulary.
 """
@@ -51,7 +51,7 @@ def masked_lm() -> MaskedLM:
 
 
 def ragged_batch() -> MaskedBatch:
-    """Rows with three, one and two masks; the last two stand side by side."""
+    """Rows with three, one and two masks; in the last row the two masks are neighbours."""
     return masked_rows([BOS, -8, -9, 6, -7, EOS], [BOS, 6, -7, EOS], [BOS, 9, -9, -8, EOS])
 
 
@@ -61,7 +61,7 @@ def all_fillings(num_masks: int) -> Tensor:
 
 @torch.no_grad()
 def log_joints(model: ExLM | MaskedLM, row: MaskedBatch, backend: str = "auto") -> Tensor:
-    """log P of every filling of a row's masks, as training has it; one axis of V for each mask."""
+    """log P of every filling of a row's masks, as in training; one axis of size V for each mask."""
     num_masks = int(row.is_masked_BN.sum())
     fillings = all_fillings(num_masks)
     rows = MaskedBatch(*(x_1N.repeat(len(fillings), 1) for x_1N in row))
@@ -76,5 +76,5 @@ def log_joints(model: ExLM | MaskedLM, row: MaskedBatch, backend: str = "auto") 
 
 
 def of_mask(p: Tensor, mask: int) -> Tensor:
-    """Of a table of all fillings: summed over the other masks."""
+    """Marginal of one mask: a table of all fillings, summed over the other masks."""
     return p.movedim(mask, 0).reshape(V, -1).sum(dim=1)

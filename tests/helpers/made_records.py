@@ -1,10 +1,10 @@
-"""Records of a sweep whose every number is known."""
+"""Makes records of a sweep with known numbers, and writes them."""
 
 import json
 
 
 def made_record(sweep="repeated-mlm", cell="toy-exlm", seed=1, **changes):
-    """A record whose every number is known."""
+    """A record with known numbers; ``changes`` replace its fields."""
     record = {
         "sweep": sweep, "cell": cell, "input": "toy", "seed": seed,
         "curve": [],
@@ -20,7 +20,7 @@ def made_record(sweep="repeated-mlm", cell="toy-exlm", seed=1, **changes):
 
 
 def write(directory, *made):
-    """Records as the sweep writes them."""
+    """Append records to the files of their sweeps, as the sweep does; returns the directory."""
     for record in made:
         with open(directory / f"{record['sweep']}.jsonl", "a") as lines:
             lines.write(json.dumps(record) + "\n")

@@ -1,6 +1,6 @@
 """The released code's configuration and parameter names, mapped to ours, and numbers it computed.
 
-No released code is needed or imported: only names, numbers and layouts are known here. The
+No released code is needed or imported; this file knows only its names, numbers and layouts. The
 released model keeps separate query, key and value projections where ours are one matrix, and its
 table of learned positions has pad + 1 unused leading rows.
 """
@@ -24,7 +24,7 @@ from exlm_mini.data.masking import MaskedBatch
 COMMITTED = Path(__file__).parents[1] / "golden"
 GOLDEN = Path(os.environ.get("EXLM_GOLDEN", COMMITTED))
 DEFECTS = {"k2_invalid", "k2_no_final_eos", "k4_tail_bug"}
-"""Golden files of what the released code does wrong."""
+"""Golden files that record defects of the released code."""
 
 RENAMES = {
     "encoder.sentence_encoder.embed_tokens": "encoder.embedding",
@@ -43,15 +43,15 @@ RENAMES = {
     "encoder.gate_linear": "transition.gate",
     "encoder.link_positional": "transition.place",
 }
-"""Their name: ours."""
+"""Parts of the released code's parameter names, and what they are in ours."""
 
 
 def state_dict_from_official(official: Mapping[str, Tensor], pad: int = 1) -> dict[str, Tensor]:
-    """Our state dict (or gradients) from theirs.
+    """Our state dict (or gradients) from that of the released code.
 
     Args:
-        official: tensors by their names; ``encoder.lm_head.weight`` (tied) may be missing.
-        pad: their padding id, which shifts their learned positions by ``pad + 1`` rows.
+        official: tensors by their released names; ``encoder.lm_head.weight`` (tied) may be missing.
+        pad: the released padding id, which shifts learned positions by ``pad + 1`` rows.
     """
     ours = {}
     for name, tensor in official.items():
@@ -71,7 +71,7 @@ def state_dict_from_official(official: Mapping[str, Tensor], pad: int = 1) -> di
 
 
 def golden_files(pattern: str) -> list:
-    """Those of one kind that must match, as parameters of a test."""
+    """The golden files that must match, as parameters of a test; ``DEFECTS`` are left out."""
     paths = [p for p in sorted(GOLDEN.glob(pattern)) if p.stem not in DEFECTS]
     return [pytest.param(p, id=p.stem) for p in paths]
 
@@ -115,7 +115,7 @@ class Golden:
         model = kind(config or self.config, vocab_size, special_ids)
         ours = state_dict_from_official(self.group("param/"), self.meta["pad"])
         known = model.state_dict()
-        # A criterion without transitions still carries the transition head; it has no gradient.
+        # Without transitions the released model still has a transition head; it gets no gradient.
         missing = model.load_state_dict({n: t for n, t in ours.items() if n in known})
         assert not missing.missing_keys
         return model.eval()
@@ -138,7 +138,7 @@ class Golden:
                 continue
             grad = ours[name].grad
             grad = torch.zeros_like(gradient) if grad is None else grad
-            num_parts = 3 if "query_key_value" in name else 1  # each of the three by itself
+            num_parts = 3 if "query_key_value" in name else 1  # query, key and value separately
             for part, theirs in zip(
                 grad.chunk(num_parts), gradient.chunk(num_parts), strict=True
             ):
@@ -151,7 +151,7 @@ class Golden:
 def assert_close(
     ours: Tensor, theirs: Tensor, name: str, relative: float = 1e-4, floor: float = 1e-6
 ) -> None:
-    """Largest error at most ``relative`` times the largest entry (or floor); -inf must agree."""
+    """Assert an error of at most ``relative`` * max(largest entry, ``floor``); -inf must agree."""
     assert ours.shape == theirs.shape, (name, ours.shape, theirs.shape)
     infinite = torch.isinf(theirs)
     assert torch.equal(torch.isinf(ours), infinite), name

@@ -1,4 +1,4 @@
-"""A table of forty molecules, and how it is read."""
+"""A table of forty molecules, and functions that make tasks of it and read it."""
 
 import pandas
 

@@ -1,4 +1,4 @@
-"""Packs of rows made up by a test."""
+"""Writes packs with rows that a test made up."""
 
 from collections import Counter
 from pathlib import Path
@@ -13,7 +13,7 @@ from exlm_mini.data.packs import Pack, Rows, write_pack
 
 
 class SomeTokenizer(NamedTuple):
-    """What a pack needs of one."""
+    """The attributes of a tokenizer that a pack needs."""
 
     vocab_size: int
     special_ids: SpecialIds = SpecialIds()
@@ -27,7 +27,7 @@ def pack_of(
     row_length: int | None = None,
     special_ids: SpecialIds = SpecialIds(),
 ) -> Pack:
-    """Write some rows; ``row_length`` says that all have it."""
+    """Write rows as a pack and open it; ``row_length``, if given, is the length of every row."""
     write_pack(
         path,
         [Rows(np.concatenate(rows), np.array([len(row) for row in rows]))],
@@ -39,7 +39,7 @@ def pack_of(
 
 
 def whole(batches: TrainingBatches, step: int) -> MaskedBatch:
-    """All rows of a step of ``TrainingBatches`` as one batch."""
+    """All rows of a step of ``batches`` as one batch, whatever the size of its micro-batches."""
     (batch,) = TrainingBatches(
         batches.pack, batches.masker, batches.batch_size, batches.seed
     ).parts(step)

@@ -1,4 +1,4 @@
-"""What every refusal must look like: one line that names its parts."""
+"""Checks that code refuses its input with a message of one line."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from exlm_mini.config.checks import UserError
 
 
 def told(run, *parts):
-    """The one line of the UserError that ``run`` raises; it names all parts."""
+    """The message of the ``UserError`` that ``run`` must raise: one line with all ``parts``."""
     with pytest.raises(UserError) as caught:
         run()
     message = str(caught.value)

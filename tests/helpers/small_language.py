@@ -1,4 +1,4 @@
-"""A toy language that can be written out whole, and all of it.
+"""A toy language small enough to list all of its sentences with their probabilities.
 
 Shapes: S sentences, N words.
 """
@@ -9,7 +9,7 @@ import numpy as np
 
 from exlm_mini.data.toy import Grammar, Position
 
-# Small enough to write out whole, with everything the big one has: interacting latents, a word
+# Small enough to list, with everything the large one has: interacting latents, a word
 # shared by two values, unequal weights, a position driven by two latents, free and fixed words.
 SMALL = Grammar(
     "small",
@@ -35,7 +35,7 @@ MASKS = [np.array(m) for m in itertools.product([False, True], repeat=SMALL.leng
 
 
 def whole_language(language: Grammar) -> tuple[np.ndarray, np.ndarray]:
-    """Every sentence with its probability, by the definition alone."""
+    """Every sentence with its probability, computed from the definition alone."""
     ids = {word: i for i, word in enumerate(language.words)}
     latent_values = list(itertools.product(*language.latents.values()))
     sentences, probabilities = [], []
@@ -60,7 +60,7 @@ SENTENCES, PROBABILITY = whole_language(SMALL)
 def log_probability(
     language: Grammar, word_ids_SN: np.ndarray, is_kept_N: np.ndarray | None = None
 ) -> np.ndarray:
-    """Of sentences, or of their kept words, (S,) in nats; -inf for what cannot be said."""
+    """Log-probability of sentences, or of their kept words, (S,) in nats; -inf if impossible."""
     weight_SZ = language.prior.reshape(-1)
     for n in range(language.length) if is_kept_N is None else np.flatnonzero(is_kept_N):
         weight_SZ = weight_SZ * language.word_probability_NZV[n].T[word_ids_SN[:, n]]

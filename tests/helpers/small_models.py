@@ -1,4 +1,4 @@
-"""Small models, batches of rows written out, and how their tests compare.
+"""Small models, batches from rows written by hand, and comparisons of tensors.
 
 Shapes: B rows, N tokens.
 """
@@ -26,7 +26,7 @@ SMALL = {
 def make_model(
     kind: type = ExLM, seed: int = 0, std: float = 0.3, vocab_size: int = V, **changes
 ) -> nn.Module:
-    """In float64, with weights large enough for everything to matter."""
+    """A model in float64 with weights large enough for everything to matter."""
     torch.manual_seed(seed)
     model = kind(ModelConfig(**{**SMALL, **changes}), vocab_size).double()
     initialise(model, std)
@@ -34,7 +34,7 @@ def make_model(
 
 
 def make_encoder(**changes) -> Encoder:
-    """In float64; biases and norms, which start at 0 and 1, matter too."""
+    """A float64 encoder with random biases and norms; at their initial 0 and 1 they do nothing."""
     torch.manual_seed(0)
     encoder = Encoder(ModelConfig(**{**SMALL, **changes}), V, PAD).double()
     initialise(encoder, 0.3)
@@ -47,7 +47,7 @@ def make_encoder(**changes) -> Encoder:
 
 
 def masked_rows(*rows: list[int], pad_to: int = 0) -> MaskedBatch:
-    """Rows padded on the right, in which a masked token is written with a minus."""
+    """A batch of rows, padded on the right; a negative number is a masked token."""
     N = max(pad_to, *map(len, rows))
     signed_BN = torch.tensor([row + [PAD] * (N - len(row)) for row in rows])
     is_masked_BN, token_ids_BN = signed_BN < 0, signed_BN.abs()
@@ -55,13 +55,13 @@ def masked_rows(*rows: list[int], pad_to: int = 0) -> MaskedBatch:
 
 
 def alone(batch: MaskedBatch, b: int) -> MaskedBatch:
-    """One row without its padding."""
+    """One row of a batch without its padding."""
     length = int((batch.token_ids_BN[b] != PAD).sum())
     return MaskedBatch(*(x_BN[b : b + 1, :length] for x_BN in batch))
 
 
 def loss_of(model: nn.Module, batch: MaskedBatch, **kwargs) -> Tensor:
-    """What either kind of model is trained on."""
+    """The training loss of either kind of model."""
     if isinstance(model, MaskedLM):
         token_logits_SV = model(batch.masked_ids_BN, batch.is_masked_BN)
         return mlm_loss(token_logits_SV, batch.token_ids_BN[batch.is_masked_BN])
@@ -70,24 +70,24 @@ def loss_of(model: nn.Module, batch: MaskedBatch, **kwargs) -> Tensor:
 
 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Normal numbers that want a gradient."""
+    """Normally distributed numbers that require a gradient."""
     rng = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=rng, dtype=torch.float64).to(dtype).requires_grad_()
 
 
 def gradients(value: Tensor, inputs: list[Tensor], seed: int = 9) -> list[Tensor]:
-    """Of a random weighting of ``value``, so that every element counts."""
+    """Gradients of a randomly weighted sum of ``value``, so that every element counts."""
     weight = drawn(*value.shape, seed=seed, dtype=value.dtype).detach().to(value.device)
     return list(torch.autograd.grad((value * weight).sum(), inputs))
 
 
 def assert_same(ours: Tensor, theirs: Tensor, tolerance: float = 1e-11) -> None:
-    """Equal up to an absolute difference."""
+    """Assert that two tensors are equal up to an absolute difference."""
     torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
 
 
 def assert_all_same(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e-11) -> None:
-    """Each equal to its counterpart, up to ``tolerance`` of the largest if that is above 1."""
+    """``assert_same`` for each pair; ``tolerance`` is relative to the largest entry if above 1."""
     for one, other in zip(ours, theirs, strict=True):
         size = max(1.0, other.abs().max().item()) if other.numel() else 1.0
         assert_same(one, other, tolerance * size)

@@ -1,4 +1,4 @@
-"""A file of SQuAD with three questions on two pets, one without an answer."""
+"""The content of a SQuAD file: three questions about two pets, one of them without an answer."""
 
 CONTEXT = "The cat sat on a mat in Rome. The dog, a beagle, lay in Rome too."
 

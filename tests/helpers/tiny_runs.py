@@ -1,4 +1,4 @@
-"""Runs of a few steps, in the layout of ``pretrain``, and small work to go on with."""
+"""Pre-training runs of a few steps, laid out as by ``pretrain``, and small tasks to use them on."""
 
 from pathlib import Path
 
@@ -20,11 +20,11 @@ CELL = {
     "train.batch_size": 4, "train.warmup_steps": 1, "train.validate_every": 3,
     "train.validation_rows": 4, "data.num_sentences": 64,
 }  # fmt: skip
-"""Settings of a cell of a sweep."""
+"""Settings that make a cell of a sweep tiny."""
 TASK = Downstream(
     "toy-inference", TuneConfig(epochs=1, batch_size=6, precision="fp32"), 12, 6, 9
 )
-"""Fine-tuning of such a cell."""
+"""How such a cell is fine-tuned."""
 
 
 def tiny_run(
@@ -35,7 +35,7 @@ def tiny_run(
     chain_warmup: float = 0.0,
     **model,
 ) -> Path:
-    """Train a tiny model for three steps, by default on embedded data; its directory."""
+    """Train a tiny model for three steps, by default on embedded data; returns its directory."""
     strategy = "bernoulli" if objective == "repeated-mlm" else "fixed_count"
     config = RunConfig(
         objective=objective,
@@ -53,8 +53,8 @@ def tiny_run(
 
 
 def write_molecules(folder: Path) -> None:
-    """BBBP in 40 rows, with stereo marks and one row RDKit rejects."""
-    # Ten scaffolds of four molecules, two of them yes: eight to train, one for each other part.
+    """Write BBBP with 40 molecules, some with stereo marks, and one more that RDKit rejects."""
+    # Ten scaffolds of four molecules, two of class "yes": eight to train, one per other part.
     rings = ["C1CCCCC1", "C1CCNCC1", "C1CCC1", "C1CC1", "C1CCCC1", "C1COCCN1", "C1CCOCC1"]
     rings += ["C1CCSCC1", "C1CNC1", "C1CCNC1"]
     rows = ["num,name,p_np,smiles"]

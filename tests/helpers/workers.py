@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 2 tests/helpers/workers.py trainings DIRECTORY
     torchrun --nproc-per-node 2 tests/helpers/workers.py disturbed DIRECTORY EVENTS OPTION...
 
-The first makes one run after the other in the same processes, and each of them writes what it saw
-to ``DIRECTORY/NAME/rank-R.json``. The second is the command ``pretrain`` with signals from within:
-EVENTS such as ``KILL:1:4,TERM:0:2`` send a signal to process 1 in step 4, to process 0 in step 2.
+The first makes one run after the other in the same processes, and each process writes what it saw
+to ``DIRECTORY/NAME/rank-R.json``. The second is ``pretrain`` with processes that signal themselves:
+EVENTS ``KILL:1:4,TERM:0:2`` mean SIGKILL for process 1 in step 4, SIGTERM for process 0 in step 2.
 """
 
 import errno
@@ -50,7 +50,7 @@ PLAIN = RunConfig(
 
 
 def changed(config=PLAIN, objective=None, masking=None, model=None, **train):
-    """Settings with some replaced."""
+    """``config`` with some settings replaced; ``train`` holds those of ``TrainConfig``."""
     return replace(
         config,
         objective=objective or config.objective,
@@ -70,11 +70,11 @@ SPREAD = {
         DROPLESS, batch_size=32, micro_batch_size=None, batch_tokens=80, micro_batch_tokens=20
     ),
 }
-"""Settings under which it must not matter how many processes there are."""
+"""Settings with which the result must not depend on the number of processes."""
 
 
 def make_packs(directory):
-    """Rows of unequal length, each different from all others: to learn from and to validate."""
+    """Write packs for training and validation: rows of unequal length, no two of them the same."""
     packs = []
     for name, num_rows, seed in (("train", 37, 0), ("validation", 19, 1)):
         random = np.random.default_rng(seed)
@@ -86,26 +86,26 @@ def make_packs(directory):
 
 
 def make_trainer(config, packs, output):
-    """Of a run in this process."""
+    """The trainer of a run in this process."""
     output.mkdir(parents=True, exist_ok=True)
     return Trainer(config, *packs, output)
 
 
 def losses(trainer):
-    """Those of all steps of its run."""
+    """Train to the end; returns the loss of every step."""
     progress = []
     trainer.run(progress.append)
     return [step.loss for step in progress]
 
 
 def digest(model):
-    """sha256 of the weights, as this process has them."""
+    """SHA-256 of the weights that this process has."""
     data = b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())
     return hashlib.sha256(data).hexdigest()
 
 
 class Witness:
-    """Trains, and notes what this process sees."""
+    """Trains a model, and records what this process sees of it."""
 
     def __init__(self, config, packs, output, engine):
         if engine.is_main:
@@ -148,7 +148,7 @@ class Witness:
 
 
 def copy_checkpoints(whole, cut, step, engine):
-    """What a run killed in the step after this one leaves behind."""
+    """Copy a whole run to ``cut`` as if it had been killed in the step after ``step``."""
     if engine.is_main:
         shutil.rmtree(cut, ignore_errors=True)
         later = [f"step-{number:06d}" for number in range(step + 1, STEPS + 1)]
@@ -157,7 +157,7 @@ def copy_checkpoints(whole, cut, step, engine):
 
 
 def trainings(directory):
-    """All runs of the tests that need no process to die."""
+    """Make all runs for the tests in which no process has to die."""
     engine = start_engine(TRAIN)
     packs = make_packs(directory / f"rank-{engine.rank}")
 
@@ -193,7 +193,7 @@ def trainings(directory):
 
 
 def disturbed(directory, events, arguments):
-    """The command, with signals; each comes once, however often the command is restarted."""
+    """Run ``pretrain`` with signals; each is sent once, however often the command is restarted."""
     step_of, rank = Stepper.step, int(os.environ["RANK"])
     due = [event.split(":") for event in events.split(",")]
 

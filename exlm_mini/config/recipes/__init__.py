@@ -1,4 +1,4 @@
-"""Recipes: settings of a run in YAML files, by name in this package or by path.
+"""Recipes: YAML files with the settings of a run, found by name in this package or by path.
 
 The same reader reads a run's ``config.yaml``. It leaves every value a string, and the setting
 decides its type; YAML itself would guess a type from the spelling and read ``010`` as eight,
@@ -20,13 +20,13 @@ RECIPES = Path(__file__).parent
 
 
 class Kind(NamedTuple):
-    """One kind of recipes: where they are, and what is built from their settings."""
+    """A kind of recipe: where its files are, and what is built from their settings."""
 
     folder: Path
     build: Callable[[str, dict[str, Any]], Any]
     """Makes what ``load_recipe`` returns from the name of a recipe and the content of its file."""
     prefix: str = ""
-    """Prefix of the names; users may leave it out."""
+    """Prefix of the recipes' names; users may leave it out."""
 
 
 PRETRAINING = Kind(RECIPES, lambda name, found: RunConfig(**{**found, "recipe": name}))
@@ -41,9 +41,9 @@ def load_recipe(name: str, kind: Kind = PRETRAINING) -> Any:
     """The settings of a recipe, by name or by path.
 
     Args:
-        name: such as ``text-tiny``, or the path of a YAML file. Its ``base`` is another recipe,
-            whose settings hold where it says nothing.
-        kind: of recipe; those of pre-training become a ``RunConfig``.
+        name: a name such as ``text-tiny``, or the path of a YAML file. The file may name another
+            recipe as its ``base``, whose settings apply where the file itself gives none.
+        kind: kind of recipe; a recipe for pre-training becomes a ``RunConfig``.
     """
     path, prefix = _find(name, kind)
     try:
@@ -53,7 +53,7 @@ def load_recipe(name: str, kind: Kind = PRETRAINING) -> Any:
 
 
 def _find(name: str, kind: Kind, folder: Path = Path()) -> tuple[Path, str]:
-    """The file of a recipe, and the prefix of its name; a path begins in ``folder``."""
+    """The file of a recipe, and the prefix of its name; a relative path starts at ``folder``."""
     path, prefix = folder / name, ""
     if path.suffix not in (".yaml", ".yml"):
         names, prefix = recipe_names(kind), kind.prefix
@@ -66,7 +66,9 @@ def _find(name: str, kind: Kind, folder: Path = Path()) -> tuple[Path, str]:
 
 
 def _with_base(path: Path, kind: Kind, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The settings of a recipe over those of its base; ``above`` are recipes that stand on it."""
+    """Merge the settings of a recipe over those of its base.
+
+    ``above`` lists the recipes that are based on this one, to notice a cycle."""
     settings, above = read_settings(path), (*above, path.resolve())
     if (base := settings.pop("base", None)) is None:
         return settings
@@ -80,7 +82,7 @@ def _with_base(path: Path, kind: Kind, above: tuple[Path, ...] = ()) -> dict[str
 
 
 def _over(below: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Nested settings, those of ``settings`` where both have one."""
+    """Merge nested settings; where both have a value, that of ``settings`` wins."""
     both = dict(below)
     for name, value in settings.items():
         is_group = isinstance(value, dict) and isinstance(below.get(name), dict)
@@ -128,7 +130,7 @@ def stored_config(path: Path) -> RunConfig:
 
 
 def replaced(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """A copy in which dotted settings are replaced."""
+    """A copy of a configuration with some settings replaced, given by dotted name."""
     nested = asdict(config)
     for name, value in settings.items():
         group, _, key = name.rpartition(".")
@@ -137,12 +139,12 @@ def replaced(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """Settings of any class as plain values of YAML and JSON."""
+    """Settings of any class as nested dicts of values that YAML and JSON can hold."""
     return json.loads(json.dumps(asdict(config)))
 
 
 def dotted(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names."""
+    """Flatten nested settings into one dict by dotted name."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
