@@ -99,12 +99,14 @@ def problems(source: Path) -> list[str]:
         expected = count if is_run else None
         if cell.execution_count != expected:
             reasons.append(
-                f"{path.name} cell {number} has number {cell.execution_count}, where a run gives "
-                f"{expected}; {remedy}"
+                f"{path.name} cell {number} has execution count {cell.execution_count}, but a run "
+                f"gives {expected}; {remedy}"
             )
         reasons += [f"{path.name} cell {number} {reason}" for reason in _unseen(cell)]
     if unjudged is not None:
-        reasons.append(f"{path.name} cell {unjudged} is compared with nothing; add a check")
+        reasons.append(
+            f"{path.name} cell {unjudged} is not compared with anything; add a check"
+        )
     return reasons
 
 
@@ -131,7 +133,7 @@ def written_notebook(source: Path) -> NotebookNode:
 def stored_notebook(source: Path) -> NotebookNode:
     """The notebook stored beside a source, with its outputs."""
     path = source.with_suffix(".ipynb")
-    remedy = f"restore it, or remove it and say {_remedy(source)}"
+    remedy = f"restore it, or remove it and {_remedy(source)}"
     with reading(path, remedy, errors=Exception):  # nbformat raises whatever its parts raise
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
@@ -139,7 +141,7 @@ def stored_notebook(source: Path) -> NotebookNode:
 
 
 def _remedy(source: Path) -> str:
-    return f"make chapters ARGS={source.stem}"
+    return f"run make chapters ARGS={source.stem}"
 
 
 def orphans() -> list[str]:
@@ -156,7 +158,7 @@ def stale() -> list[str]:
     written = CHAPTERS / PROGRAM
     if written.exists() and written.read_text() == program():
         return []
-    return [f"{PROGRAM} differs from the chapters; python book/chapters.py"]
+    return [f"{PROGRAM} differs from the chapters; run python book/chapters.py"]
 
 
 def synchronize(source: Path) -> None:
@@ -233,7 +235,7 @@ def run_cells(notebook: NotebookNode, name: str) -> None:
     except (CellControlSignal, DeadKernelError) as error:
         say(f"\n{error}")
         raise UserError(
-            f"{name} does not run, see above; its notebook keeps the outputs it had"
+            f"{name} failed, see above; its notebook keeps its previous outputs"
         ) from None
 
 
@@ -242,7 +244,9 @@ def chosen(*names: str) -> list[Path]:
     if found := sources(*names):
         return found
     every = ", ".join(source.stem for source in sources())
-    raise UserError(f"no chapter is named like {' '.join(names)}; there are {every or 'none'}")
+    raise UserError(
+        f"no chapter matches {' '.join(names)}; the chapters are: {every or 'none'}"
+    )
 
 
 def hand_out(way: str, path: str, *names: str) -> None:

@@ -1,20 +1,21 @@
 // dag_block.h -- what a thread block needs: its context, its arithmetic, the buffers of a batch.
 //
 // The kernels (dag_block_*.h) are templates over a context `c`, one per thread, so that nvcc
-// compiles them for a GPU (dag_cuda.cu) and g++ for fibers that play the threads (dag_fibers.cpp):
+// compiles them for a GPU (dag_cuda.cu) and g++ for fibers in place of threads (dag_fibers.cpp):
 //
-//   int thread(), num_threads()          who we are in the block
+//   int thread(), num_threads()          index of this thread, threads in the block
 //   void sync()                          all threads of the block meet
 //   void sync_warp()                     the 32 threads of a warp meet
-//   T from_previous_lane(T x)            x of the thread before in the warp; lane 0 gets its own
+//   T from_previous_lane(T x)            x of the previous lane of the warp; lane 0 gets its own
 //   Real* shared<Real>()                 shared memory, uninitialised
 //   float exp2(float), double exp2(double), exp(double), log(double)
-//   void load4(Real* to, const Real* from)   four numbers from an address divisible by four
+//   void load4(Real* to, const Real* from)   four numbers, from an index divisible by four
 //
-// Numerics  mantissa * 2^exponent, one exponent per (target, tile of 32 states), `lift` against
-//           silent underflow (dag_graph.h). A GPU keeps subnormal numbers unless told otherwise
-//           (no --use_fast_math here), so it loses less than dag_graph.h allows for: only
-//           exp_shifted and `scaled` flush, both to an exact zero and below 2^smallest of the unit.
+// Numerics  Numbers are mantissa * 2^exponent, with an exponent per (target, tile of 32 states);
+//           `lift` guards against silent underflow (dag_graph.h). A GPU keeps subnormal numbers
+//           unless told otherwise (--use_fast_math is not used), so it loses less than dag_graph.h
+//           allows for: only exp_shifted and `scaled` flush, to an exact zero, what is below
+//           2^smallest of the unit.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -23,8 +24,8 @@
 
 namespace dag {
 
-constexpr int kTile = 32;           // states; also the lanes of a warp
-constexpr int kSweepThreads = 256;  // threads of a block, by kernel
+constexpr int kTile = 32;           // states per tile; also the lanes of a warp
+constexpr int kSweepThreads = 256;  // threads per block of each kernel
 constexpr int kScanThreads = 128;
 constexpr int kFinishThreads = 256;
 constexpr int kGradientThreads = 64;
@@ -47,7 +48,7 @@ struct Number<double> {
   static constexpr double ln2_high = 6.93145751953125e-1, ln2_low = 1.42860682030941723212e-6;
 };
 
-// 2^e for an exponent of normal numbers, smallest <= e <= bias.
+// 2^e for smallest <= e <= bias, the exponents of normal numbers.
 template <class Real>
 DAG_FN Real two_to(int e) {
   using N = Number<Real>;
@@ -62,14 +63,14 @@ DAG_FN int in_range(int e) {
   return smaller(larger(e, Range<Real>::smallest), Number<Real>::bias);
 }
 
-// x * 2^e, also where 2^e itself is no normal number: right for all e within twice the range.
+// x * 2^e, also where 2^e itself is not a normal number; right for all e within twice the range.
 template <class Real>
 DAG_FN Real scaled(Real x, int e) {
   const int first = in_range<Real>(e), rest = in_range<Real>(e - first);
   return x * two_to<Real>(first) * two_to<Real>(rest);
 }
 
-// The exponent e with 0.5 <= x / 2^e < 1, of a normal number x > 0.
+// The exponent e with 0.5 <= x / 2^e < 1, for a normal number x > 0.
 template <class Real>
 DAG_FN int exponent_of(Real x) {
   typename Number<Real>::Bits bits;
@@ -77,14 +78,14 @@ DAG_FN int exponent_of(Real x) {
   return int(bits >> Number<Real>::mantissa_bits) - Number<Real>::bias + 1;
 }
 
-// The exponent that brings e^x below 2^head.
+// The shift for which e^x * 2^-shift is just below 2^head.
 template <class Real>
 DAG_FN int shift_of(Real x) {
   return int(floor(double(x) * kLog2e + 0.5)) + 1 - Number<Real>::head;
 }
 
-// e^x * 2^-shift for x < score_limit, 0 below 2^smallest. What exp2 sees lies in +-0.5, so that
-// neither a large score nor the GPU's approximation costs digits.
+// e^x * 2^-shift for x < score_limit; 0 where that is below 2^smallest. The argument of exp2 is
+// within +-0.5, so neither a large score nor the GPU's approximation costs digits.
 template <class Real, class Block>
 DAG_FN Real exp_shifted(Block& c, Real x, int shift) {
   using N = Number<Real>;
@@ -95,8 +96,9 @@ DAG_FN Real exp_shifted(Block& c, Real x, int shift) {
   return e < Range<Real>::smallest ? Real(0) : c.exp2(rest * Real(kLog2e)) * two_to<Real>(e);
 }
 
-// lift of what has entered a state and of what it has emitted: those of dag_graph.h, but that
-// what a target hands on inside a tile may be 2^kSlack larger than a mass, and the loss with it.
+// The lifts of what has entered a state and of what it has emitted: those of dag_graph.h times
+// 2^kSlack, as what a target passes on inside a tile may be that much larger than a mass, and the
+// loss with it.
 constexpr int kSlack = 16;
 template <class Real>
 DAG_FN Real lift_of_entered(int n) {
@@ -107,15 +109,15 @@ DAG_FN Real lift_of_emitted(int n) {
   return 8 * Real(n) * two_to<Real>(Range<Real>::smallest + 2 * Number<Real>::head + kSlack);
 }
 
-// One direction's numbers: mantissas [m][width] and exponents [num_tiles][m] (lanes are targets),
-// in the order of its walk. Where an exponent is kNone the mantissas are undefined.
+// The numbers of one direction, in the order in which it computes them: mantissas [m][width] and
+// exponents [num_tiles][m] (lanes are targets). Mantissas are undefined if their exponent is kNone.
 template <class Real>
 struct BlockSweep {
-  Real *mass, *reach;  // as Sweep in dag_tiled.h; reach of beta only
+  Real *mass, *reach;  // as in Sweep (dag_tiled.h); reach is stored for beta only
   int32_t *mass_exp, *reach_exp, *lift_exp;
 };
 
-// A batch as it lies in memory: emission (B, M, L), transition (B, L, L), and buffers.
+// A batch in memory: emission (B, M, L), transition (B, L, L), and buffers.
 template <class Real>
 struct Launch {
   const Real *emission, *transition;
@@ -145,16 +147,16 @@ struct Launch {
     Real* first = mantissa + b * 4 * plane();
     return {first + direction * plane(), first + 2 * plane(), e, e + num, e + 2 * num};
   }
-  // The largest edge out of each tile, then the status of either sweep.
+  // Notes on row b: the largest edge out of each tile, then the status of each sweep.
   DAG_FN Real* notes(int64_t b) const { return mantissa + (b * 4 + 3) * plane(); }
-  // Log space needs no mantissas: alpha and beta, [m][n] each, take their place.
+  // Sweeps in log space have no mantissas: their alpha and beta, [m][n] each, take that memory.
   DAG_FN double* log_sweep(int64_t b, int direction) const {
     return reinterpret_cast<double*>(mantissa + b * 4 * plane()) + direction * plane();
   }
 };
 
-// What dag_tiled.h calls EdgeScan: the exponent every edge carries, and a status worse than kTiled
-// where an edge is NaN or too large. All threads read the same few notes.
+// The counterpart of EdgeScan (dag_pack.h): the shift of all edges of a row, and a status worse
+// than kTiled if an edge is NaN or the largest is too large. All threads read the same few notes.
 struct EdgeShift {
   int shift;
   Status status;
@@ -167,7 +169,7 @@ DAG_FN EdgeShift edge_shift(const Launch<Real>& all, int64_t b) {
   Real peak = -Real(INFINITY);
   bool is_nan = false;
 #pragma unroll 8
-  for (int t = 0; t < (g.n + kTile - 1) / kTile; ++t) {  // no way out early: reads overlap
+  for (int t = 0; t < (g.n + kTile - 1) / kTile; ++t) {  // no early exit, so that reads overlap
     const Real x = notes[t];
     is_nan |= x != x;
     peak = x > peak ? x : peak;

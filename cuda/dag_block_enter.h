@@ -2,23 +2,24 @@
 //
 //   product[i][u] = sum over v before the tile of mass[i-1][v] * E[v][u]
 //
-// Mapping   Up to 128 targets (64 in double) x 32 states at once; thread (tx, ty) holds 4 states of
-//           the targets ty, ty + 32, ty + 64, ty + 96, so that all 8 warps work whatever the
-//           number of targets. Both factors come through shared memory, 32 states v at a time;
-//           while one pair of tiles is multiplied, the next is on its way in registers.
-// Numerics  The product of a pair of tiles is brought to the largest exponent its target had in
-//           any earlier tile: per sum, not per mass, so masses are copied as they are. Two
-//           factors do it, since 2^-158 of the largest sum may still be a normal number.
-// Cost      Per pair of tiles (4 v at a time): 4 + R wide reads of shared memory for 16 R
-//           multiply-adds, R = number of targets / 32 rounded up. Global reads are whole rows of
-//           32 states. Rows of shared memory are 36 apart for wide reads, 33 where a lane owns
-//           a row, so that lanes meet different banks.
+// Mapping   Up to 128 targets (64 in double) x 32 states at once. Thread (tx, ty) holds 4 states of
+//           the targets ty, ty + 32, ty + 64, ty + 96, so that all 8 warps have work whatever the
+//           number of targets. Both factors pass through shared memory, 32 states v at a time;
+//           while one pair of tiles is multiplied, the next is loaded into registers.
+// Numerics  The product of a pair of tiles is scaled to the largest exponent that its target has in
+//           any earlier tile. As the sums are scaled, not the masses, masses are copied as they
+//           are. It takes two factors, since 2^-158 of the largest sum may still be a normal
+//           number.
+// Cost      For 4 states v of a pair of tiles, a thread does 4 + R wide reads of shared memory and
+//           16 R multiply-adds, where R is the number of targets / 32, rounded up. Global reads
+//           are whole rows of 32 states. Rows of shared memory are 36 numbers apart for wide
+//           reads, and 33 where a lane owns a row, so that lanes access different banks.
 #pragma once
 #include "dag_block.h"
 
 namespace dag {
 
-// Targets of one pass, half as many in double: shared memory stays below the 64 KiB of small GPUs.
+// Targets per pass; half as many in double, to fit the 64 KiB of shared memory of small GPUs.
 constexpr int kRows = 128;
 template <class Real>
 constexpr int kRowsOf = sizeof(Real) == 4 ? kRows : kRows / 2;
@@ -26,16 +27,16 @@ constexpr int kPadded = 36;  // row length of factors
 constexpr int kStride = 33;  // row length where one lane walks along a row
 constexpr int kWarps = kSweepThreads / kTile;
 
-// The shared memory of a sweep.
+// Layout of the shared memory of a sweep.
 template <class Real>
 struct Shared {
   static constexpr int rows = kRowsOf<Real>;
   Real* edges;                          // [32][36]
-  Real* from;                           // [rows][36] masses of the targets before
+  Real* from;                           // [rows][36] masses of the previous targets
   Real *product, *emission;             // [rows][33]
-  Real* factor;                         // [2][rows] brings a pair's product into its unit, in two
-  Real* hand;                           // [slots][32] what a warp's last target hands on
-  int32_t *hand_exp, *flags, *row_exp;  // [slots][32], NaN and huge, [m]
+  Real* factor;                         // [2][rows] two factors that scale a pair's product
+  Real* hand;                           // [slots][32] masses that a warp's last target passes on
+  int32_t *hand_exp, *flags, *row_exp;  // [slots][32]; [2]: NaN found, huge found; [m]
 
   DAG_FN explicit Shared(Real* memory) {
     edges = memory;
@@ -56,7 +57,7 @@ struct Shared {
 static_assert(Shared<float>::bytes(256) <= 64 << 10 && Shared<double>::bytes(256) <= 64 << 10,
               "256 targets fit the smallest GPUs");
 
-// A pair of tiles on its way from global to shared memory: a thread's share.
+// One thread's share of a pair of tiles on its way from global to shared memory.
 template <class Real>
 struct Pair {
   static constexpr int num_edges = kTile / kWarps, num_masses = kRowsOf<Real> / kWarps;
@@ -64,8 +65,8 @@ struct Pair {
   int exp;
 };
 
-// Scores of edges from tile tv to tile t; lanes follow memory, which runs backwards along v when
-// the walk is reversed.
+// Loads the scores of the edges from tile tv to tile t. Lanes follow memory, which runs backwards
+// along v in the reversed direction.
 template <class Real, class Block>
 DAG_FN void load_edges(Block& c, const Graph<Real>& g, const Walk& walk, int tv, int t,
                        Pair<Real>* pair) {
@@ -91,7 +92,7 @@ DAG_FN void store_edges(Block& c, const Walk& walk, const Shared<Real>& sh, int 
   }
 }
 
-// Masses in tile tv of the targets before row .. row + num - 1.
+// Loads the masses in tile tv of the targets that precede row .. row + num - 1.
 template <class Real, class Block>
 DAG_FN void load_masses(Block& c, const Walk& walk, const BlockSweep<Real>& sweep, int tv,
                         int row, int num, Pair<Real>* pair) {
@@ -124,7 +125,8 @@ DAG_FN void store_masses(Block& c, const Shared<Real>& sh, int row, int num,
   sh.factor[sh.rows + c.thread()] = two_to<Real>(in_range<Real>(e - first));
 }
 
-// R targets of this thread. Targets beyond the last are multiplied as well, and never looked at.
+// Adds a pair's product for R targets of this thread. Targets beyond the last are multiplied as
+// well, but their sums are never used.
 template <int R, class Real, class Block>
 DAG_FN void multiply(Block& c, const Shared<Real>& sh, Real (*sum)[4]) {
   const int tx = c.thread() % 8, ty = c.thread() / 8;
@@ -148,13 +150,13 @@ DAG_FN void multiply(Block& c, const Shared<Real>& sh, Real (*sum)[4]) {
 #pragma unroll
   for (int r = 0; r < R; ++r) {
     const Real first = sh.factor[ty + kTile * r], rest = sh.factor[sh.rows + ty + kTile * r];
-    if (!(first > 0)) continue;  // the target has no mass there, what was read is undefined
+    if (!(first > 0)) continue;  // no mass in that tile: what was read is undefined
 #pragma unroll
     for (int q = 0; q < 4; ++q) sum[r][q] += part[r][q] * first * rest;
   }
 }
 
-// Emission scores of the targets in the tile, -inf outside the cone, where nothing is read.
+// Loads the emission scores of the targets in tile t; -inf outside the cone, where nothing is read.
 template <class Real, class Block>
 DAG_FN void load_emission(Block& c, const Graph<Real>& g, const Walk& walk,
                           const Shared<Real>& sh, int t, int row, int num) {
@@ -170,7 +172,7 @@ DAG_FN void load_emission(Block& c, const Graph<Real>& g, const Walk& walk,
   }
 }
 
-// Leaves in shared memory what the triangle of tile t needs: product, emission, its own edges.
+// Puts into shared memory what the triangle of tile t needs: product, emissions, its own edges.
 template <class Real, class Block>
 DAG_FN void enter_tile(Block& c, const Graph<Real>& g, const Walk& walk,
                        const BlockSweep<Real>& sweep, const Shared<Real>& sh, int shift, int t,
@@ -185,7 +187,7 @@ DAG_FN void enter_tile(Block& c, const Graph<Real>& g, const Walk& walk,
     store_edges(c, walk, sh, shift, pair);
     store_masses(c, sh, row, num, pair);
     c.sync();  // the factors are there
-    load_edges(c, g, walk, tv + 1, t, &pair);  // the last is the triangle's own
+    load_edges(c, g, walk, tv + 1, t, &pair);  // the last pair is the triangle's own
     if (tv + 1 < t) load_masses(c, walk, sweep, tv + 1, row, num, &pair);
     const int first_of_warp = c.thread() / kTile * 4;
     switch ((num - first_of_warp + kTile - 1) / kTile) {
@@ -195,7 +197,7 @@ DAG_FN void enter_tile(Block& c, const Graph<Real>& g, const Walk& walk,
       case 3: multiply<smaller(3, num_groups)>(c, sh, sum); break;
       default: multiply<num_groups>(c, sh, sum); break;
     }
-    c.sync();  // and are no longer needed
+    c.sync();  // this pair of tiles is no longer needed
   }
   store_edges(c, walk, sh, shift, pair);
   const int tx = c.thread() % 8, ty = c.thread() / 8;

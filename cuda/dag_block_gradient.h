@@ -3,15 +3,15 @@
 //   d log Z / d log P[i][u] = alpha[i][u] * beta[i][u] / Z
 //   d log Z / d log E[v][u] = E[v][u] / Z * sum over i of alpha[i][v] * P[i+1][u] beta[i+1][u]
 //
-// Mapping   Block (row, tile_v, tile_u), 64 threads: one 32 x 32 tile of the transition's gradient,
-//           a matrix product over targets; thread = 4 x 4 entries. The tile then goes through
-//           shared memory, so that a warp reads edges and writes gradients by whole rows. Blocks
-//           beyond those, one per tile, take the 32 columns of the emission's gradient, two
-//           targets at a time. Every entry is written by exactly one thread: zeros where no path
-//           goes and in padding.
-// Numerics  As dag_gradient.h: the exponents of both sweeps are folded into beta's factor, and
-//           is_exact and `room` keep each of them small enough. A row redone in log space is
-//           summed from its doubles, by the same blocks.
+// Mapping   Block (row, tile_v, tile_u) of 64 threads computes a 32 x 32 tile of the transition's
+//           gradient, a matrix product over targets; a thread has 4 x 4 entries. The tile then
+//           passes through shared memory, so that a warp reads edges and writes gradients in whole
+//           rows. Further blocks, one per tile, compute 32 columns of the emission's gradient, two
+//           targets at a time. Every entry is written by exactly one thread, with zeros where no
+//           path goes and in the padding.
+// Numerics  As in dag_gradient.h, the exponents of both sweeps are folded into beta's factor, and
+//           is_exact and `room` keep each of them small enough. For a row redone in log space, the
+//           same blocks sum the gradients from its doubles.
 // Cost      Reads 8 KiB per 32 targets for 32,768 multiply-adds, from L2; writes M L + L^2
 //           numbers per row, whole rows of 32 at a time, and reads E once.
 #pragma once
@@ -19,7 +19,7 @@
 
 namespace dag {
 
-constexpr int kFactorRow = 36;  // 32 states, padded: wide reads, and lanes meet different banks
+constexpr int kFactorRow = 36;  // 32 states, padded: for wide reads, and different banks for lanes
 
 template <class Real>
 constexpr size_t gradient_bytes() {
@@ -39,14 +39,14 @@ struct Posterior {
   DAG_FN double total() const {
     return alpha.mass[int64_t(walk.m - 1) * walk.width() + walk.n - 1];
   }
-  // Where beta keeps target i, tile t in memory; state q of the tile is 31 - q there.
+  // Where beta, computed backwards, keeps target i, tile t; state q of the tile is at 31 - q there.
   DAG_FN int64_t beta_exp_at(int i, int t) const {
     return int64_t(walk.num_tiles - 1 - t) * walk.m + walk.m - 1 - i;
   }
   DAG_FN int64_t beta_at(int i, int t) const {
     return int64_t(walk.m - 1 - i) * walk.width() + (walk.num_tiles - 1 - t) * kTile;
   }
-  // 2^(alpha's exponent + beta's - Z's - room); an exact 0 where that is no normal number.
+  // 2^(alpha's exponent + beta's - Z's - room); an exact 0 where that is not a normal number.
   DAG_FN Real unit(int a, int b, int room) const {
     if (a == kNone || b == kNone) return 0;
     const int e = a + b - total_exp() - room;
@@ -60,7 +60,7 @@ DAG_FN Posterior<Real> posterior_of(const Launch<Real>& all, int64_t b, const Re
           all.info[b * 2], all.info[b * 2 + 1], double(weight[b])};
 }
 
-// Column block `tile` of the emission's gradient, all M targets.
+// Writes the columns of a tile of the emission's gradient, for all M targets.
 template <class Real, class Block>
 DAG_FN void grad_emission_tile(Block& c, const Launch<Real>& all, int64_t b,
                                const Posterior<Real>& row, int tile, Real* grad) {
@@ -89,7 +89,7 @@ DAG_FN void grad_emission_tile(Block& c, const Launch<Real>& all, int64_t b,
   }
 }
 
-// sum over targets of alpha[i][v] * P beta[i+1][u], into `product` in shared memory. Thread
+// Writes the sum over targets of alpha[i][v] * P beta[i+1][u] to `product` in shared memory. Thread
 // (tx, ty) has the states v = 4 ty .. 4 ty + 3 and u = 4 tx .. 4 tx + 3.
 template <class Real, class Block>
 DAG_FN void join(Block& c, const Posterior<Real>& row, int tile_v, int tile_u, int i0, int i1,
@@ -104,7 +104,7 @@ DAG_FN void join(Block& c, const Posterior<Real>& row, int tile_v, int tile_u, i
   for (int first = i0; first <= i1; first += kTile) {
     Real a[num], b[num];
 #pragma unroll
-    for (int k = 0; k < num; ++k) {  // undefined where an exponent is kNone
+    for (int k = 0; k < num; ++k) {  // what is read is undefined where an exponent is kNone
       const int i = smaller(first + half + 2 * k, i1);
       a[k] = row.alpha.mass[int64_t(i) * row.walk.width() + tile_v * kTile + lane];
       b[k] = row.beta.mass[row.beta_at(i + 1, tile_u) + kTile - 1 - lane];
@@ -116,7 +116,7 @@ DAG_FN void join(Block& c, const Posterior<Real>& row, int tile_v, int tile_u, i
                                      row.beta.mass_exp[row.beta_exp_at(i + 1, tile_u)],
                                      Range<Real>::room);
     }
-    c.sync();  // the units are there, and the factors before are no longer needed
+    c.sync();  // the units are there, and the previous factors are no longer needed
 #pragma unroll
     for (int k = 0; k < num; ++k) {
       const Real f = unit[half + 2 * k];
@@ -144,7 +144,7 @@ DAG_FN void join(Block& c, const Posterior<Real>& row, int tile_v, int tile_u, i
   c.sync();  // the product is there
 }
 
-// The same entry from the doubles of a row redone in log space.
+// Entry (v, u) of the transition's gradient, for a row redone in log space.
 template <class Real, class Block>
 DAG_FN Real grad_in_log_space(Block& c, const Launch<Real>& all, int64_t b,
                               const Posterior<Real>& row, int v, int u) {
@@ -161,7 +161,7 @@ DAG_FN Real grad_in_log_space(Block& c, const Launch<Real>& all, int64_t b,
   return Real(row.weight * sum);
 }
 
-// Tile (tile_v, tile_u) of the transition's gradient.
+// Writes tile (tile_v, tile_u) of the transition's gradient.
 template <class Real, class Block>
 DAG_FN void grad_transition_tile(Block& c, const Launch<Real>& all, int64_t b,
                                  const Posterior<Real>& row, int tile_v, int tile_u,
@@ -172,7 +172,8 @@ DAG_FN void grad_transition_tile(Block& c, const Launch<Real>& all, int64_t b,
   Real* product = c.template shared<Real>();
   Real scale = 0;
   if (has_edges && row.status == kTiled) {
-    // alpha[i] lives in the rows for i in [v0 - span, v0 + 32), beta[i+1] in the columns likewise.
+    // In these rows alpha[i] is nonzero only for i in [v0 - span, v0 + 32); likewise beta[i+1] in
+    // the columns.
     const int i0 = larger(0, larger(v0, u0 - 1) - span);
     const int i1 = smaller(m - 2, v0 + kTile - 1);
     join(c, row, tile_v, tile_u, i0, i1, product);

@@ -1,12 +1,12 @@
 // dag_block_log.h -- the likelihood of a row, in log space and double precision where needed.
 //
-// Mapping   Block (row), 256 threads. First they bound the error of both sweeps together; where
-//           it is small, one thread writes the likelihood and the block is done. Otherwise it
-//           redoes alpha and beta target by target, thread = state, on the device: the host is
-//           never asked. The redone sweeps stay in the mantissas' place for the gradients.
-// Numerics  dag_log.h: the largest term is found first, so no sum overflows or loses its scale.
-// Cost      Two sums of num_tiles * m terms each when exact. Else about m n^2 / 2 exponentials of
-//           doubles per sweep in one block: slow, and rarely needed.
+// Mapping   One block of 256 threads per row. Together the threads bound the error of both sweeps;
+//           where it is small, one thread writes the likelihood and the block is done. Otherwise
+//           the block redoes alpha and beta target by target, one state per thread, without asking
+//           the host. The redone sweeps replace the mantissas in memory, for the gradients.
+// Numerics  As in dag_log.h, the largest term is found first, so no sum overflows or underflows.
+// Cost      For an exact row, two sums of num_tiles * m terms each. Otherwise about m n^2 / 2
+//           exponentials of doubles per sweep in one block: slow, but rarely needed.
 #pragma once
 #include "dag_block.h"
 
@@ -14,13 +14,14 @@ namespace dag {
 
 constexpr double kImpossible = -INFINITY;
 
-// log of the sum of e^term, terms visited twice; -inf for none, NaN if one is.
+// log of the sum of e^term(k) over begin <= k < end, in two passes. NaN if a term is NaN; -inf if
+// there are no terms, or all are -inf.
 template <class Block, class Term>
 DAG_FN double log_sum(Block& c, int begin, int end, Term term) {
   double peak = kImpossible, sum = 0;
   for (int k = begin; k < end; ++k) {
     const double x = term(k);
-    if (x != x) return x;  // no comparison would ever see it
+    if (x != x) return x;  // NaN, which the comparison below would miss
     peak = x > peak ? x : peak;
   }
   if (peak == kImpossible) return peak;
@@ -28,7 +29,7 @@ DAG_FN double log_sum(Block& c, int begin, int end, Term term) {
   return peak + c.log(sum);
 }
 
-// log alpha, own emission included, and log beta, without; [m][n], -inf outside the cone.
+// log alpha (own emission included) and log beta (not included): [m][n], -inf outside the cone.
 template <class Real, class Block>
 DAG_FN void sweep_in_log_space(Block& c, const Graph<Real>& g, double* alpha, double* beta) {
   const int64_t m = g.m, n = g.n;
@@ -58,12 +59,12 @@ DAG_FN void sweep_in_log_space(Block& c, const Graph<Real>& g, double* alpha, do
       }
       beta[i * n + v] = sum;
     }
-    c.sync();  // the target before reads this one
+    c.sync();  // the previous target reads this one
   }
 }
 
-// Whether the sweeps hold the likelihood to within rounding: all that was added to either, weighted
-// with the most the other can make of it, against the likelihood. All threads get the answer.
+// Whether the sweeps give the likelihood to within rounding. Compares with the likelihood all that
+// was added to either sweep, weighted with an upper bound of the other. All threads get the answer.
 template <class Real, class Block>
 DAG_FN bool is_exact(Block& c, const Walk& walk, const BlockSweep<Real>& alpha,
                      const BlockSweep<Real>& beta) {
@@ -71,12 +72,13 @@ DAG_FN bool is_exact(Block& c, const Walk& walk, const BlockSweep<Real>& alpha,
   const int total_exp = alpha.mass_exp[nt * int64_t(m) - 1];
   const Real total = alpha.mass[int64_t(m - 1) * walk.width() + walk.n - 1];
   if (total_exp == kNone || !(total > 0)) return false;
-  // Three lifts to each of 32 states; what reaches one is below 2^head in its units.
+  // Fewer than four lifts are added to each of 32 states (dag_block_sweep.h); their reach in the
+  // other direction is below 2^head in its units.
   const double most = scaled(4.0 * double(lift_of_emitted<Real>(walk.n)) * kTile,
                              Number<Real>::head);
   double added = 0;
   for (int64_t k = c.thread(); k < int64_t(nt) * m; k += c.num_threads()) {
-    const int64_t back = int64_t(nt) * m - 1 - k;  // the same target and tile, walked backwards
+    const int64_t back = int64_t(nt) * m - 1 - k;  // same target and tile, other direction
     const int a = alpha.lift_exp[k], to_end = beta.reach_exp[back];
     const int b = beta.lift_exp[back], from_start = alpha.reach_exp[k];
     if (a != kNone && to_end != kNone) added += scaled(most, a + to_end - total_exp);
@@ -98,7 +100,7 @@ DAG_FN bool is_exact(Block& c, const Walk& walk, const BlockSweep<Real>& alpha,
 
 constexpr size_t kFinishBytes = (kFinishThreads + 16) * sizeof(double);
 
-// The likelihood of row b and how it was computed: the end of every row.
+// The last step for row b: writes its log-likelihood, and to `info` how it was computed.
 template <class Real, class Block>
 DAG_FN void finish_row(Block& c, const Launch<Real>& all, int64_t b, Real* log_likelihood) {
   int status = kNoPath, shift = 0;

@@ -1,35 +1,36 @@
 // dag_block_sweep.h -- alpha or beta of one row by one thread block.
 //
-// Mapping   Block (row, direction), 256 threads; the two directions of a row never wait for each
-//           other. Tile by tile: all that enters from earlier tiles is a matrix product
-//           (dag_block_enter.h); the triangle inside is walked below, lane = target.
-//           Column q of the triangle needs earlier columns only, so column by column it has 32
-//           dependent steps; target by target it would have M (77). Each step hands one number
-//           from a target to the next, that is from a lane to the next, by a shuffle. Warp g hands
-//           its last target to warp g+1 through shared memory, one stage of 4 columns later: a
-//           staircase of (warps + 7) stages with one barrier each, instead of a barrier per
-//           column. 4 columns keep the staircase short (10 stages for 77 targets); 8 would halve
-//           the barriers and make it 6 stages twice as long.
-// Numerics  dag_graph.h. What has entered stands at 2^(2 head), so that masses of the target before
-//           come in at about 2^head. Should one not fit below 2^(head + kSlack), all that is there
-//           is scaled down and lifted again (`make_room`: at every fourth column some lane of a
-//           warp does, in a flat graph of 77 targets and 308 states). Each time the unit grows by 2^kSlack or more, so the
-//           lifts of what enters add up to less than 1 / (1 - 2^-kSlack) of the last, plus that of
-//           the product; with that of what is emitted less than four, in units 2^lift_exp. Sums
-//           stay below 32 * 2^(2 head + kSlack), emitted below 2^(3 head + kSlack + 5): 2^117.
-//           States that cannot emit (or lie outside the cone) leave with an exact zero.
-// Cost      77 targets, 308 states: 44 pairs of tiles, 2.7 million multiply-adds in products and
-//           0.3 in 10 triangles of at most 10 stages; edges are read once (185 KiB), masses
-//           written once (77 KiB, beta's twice) and read again 4 times from L2.
+// Mapping   Block (row, direction) of 256 threads; the two directions of a row never wait for each
+//           other. Tile by tile, all that enters from earlier tiles is a matrix product
+//           (dag_block_enter.h); the triangle inside the tile is computed below, with one target
+//           per lane. Column q of the triangle needs earlier columns only, so column by column it
+//           takes 32 dependent steps; target by target it would take M (77). Each step passes one
+//           number from a target to the next, that is, from a lane to the next, by a shuffle. Warp
+//           g passes the numbers of its last target to warp g+1 through shared memory, one stage of
+//           4 columns later. This makes a staircase of (warps + 7) stages with one barrier each,
+//           instead of a barrier per column. With 4 columns per stage the staircase is short (10
+//           stages for 77 targets); with 8 it would have 6 stages, each twice as long.
+// Numerics  See dag_graph.h. What has entered is kept at 2^(2 head), so that masses of the previous
+//           target come in at about 2^head. If one does not fit below 2^(head + kSlack), all that
+//           has entered is scaled down and lifted again (`make_room`; in a flat graph of 77 targets
+//           and 308 states, some lane of a warp does so at every fourth column). Each time the unit
+//           grows by 2^kSlack or more, so the lifts of what enters add up to less than
+//           1 / (1 - 2^-kSlack) of the last one, plus that of the product; with the lift of what is
+//           emitted they are less than four, in units 2^lift_exp. Sums stay below
+//           32 * 2^(2 head + kSlack), and what is emitted below 2^(3 head + kSlack + 5) = 2^117.
+//           States that cannot emit (or are outside the cone) end with an exact zero.
+// Cost      For 77 targets and 308 states: 44 pairs of tiles, 2.7 million multiply-adds in products
+//           and 0.3 million in 10 triangles of at most 10 stages; edges are read once (185 KiB),
+//           masses written once (77 KiB, beta's twice) and read again 4 times from L2.
 #pragma once
 #include "dag_block_enter.h"
 
 namespace dag {
 
-constexpr int kColumns = 4;                    // of a stage
-constexpr int kStages = kTile / kColumns;      // a warp needs for its triangle
+constexpr int kColumns = 4;                    // per stage
+constexpr int kStages = kTile / kColumns;      // stages a warp needs for its triangle
 
-// The largest edge out of tile `tile`, NaN if one is; block (row, tile), a warp per state.
+// Finds the largest edge out of a tile, or NaN if one is NaN. Block (row, tile), a warp per state.
 template <class Real, class Block>
 DAG_FN void scan_edges(Block& c, const Launch<Real>& all, int64_t b, int tile) {
   if (!all.has_good_counts(b)) return;
@@ -52,7 +53,7 @@ DAG_FN void scan_edges(Block& c, const Launch<Real>& all, int64_t b, int tile) {
   all.notes(b)[tile] = peak;
 }
 
-constexpr int kOutOfReach = 1 << 29;  // unit of a target that cannot emit: whatever comes is 0
+constexpr int kOutOfReach = 1 << 29;  // unit of a target that cannot emit: what enters becomes 0
 
 // One target inside a tile, in the registers of one thread.
 template <class Real>
@@ -66,7 +67,7 @@ struct Target {
   DAG_FN bool may(int q) const { return may_emit >> q & 1; }
 };
 
-// The target as it meets the tile: the exponent of its emissions, and what came from earlier tiles.
+// Prepares a target for tile t: the exponent of its emissions, and what enters from earlier tiles.
 template <class Real>
 DAG_FN void meet_tile(const Walk& walk, const Shared<Real>& sh, int t, int i, int p,
                       bool is_in_tile, bool has_product, Target<Real>* out) {
@@ -89,12 +90,12 @@ DAG_FN void meet_tile(const Walk& walk, const Shared<Real>& sh, int t, int i, in
     peak = x > peak ? x : peak;
     own.may_emit |= uint32_t(x > -Real(INFINITY)) << q;
   }
-  if (is_nan) sh.flags[0] = 1;  // any number of threads may write the same
+  if (is_nan) sh.flags[0] = 1;  // several threads may write this same value
   if (peak == -Real(INFINITY)) return;
   const double limit = score_limit(walk.m);
   const bool is_huge = !(peak < limit && peak > -limit);
   if (is_huge) sh.flags[1] = 1;
-  if (is_nan || is_huge) return;  // nothing of this row will be used
+  if (is_nan || is_huge) return;  // the results of this row will not be used
   own.emission_exp = shift_of(peak);
   own.unit = kNone;
   if (i == 0) {
@@ -122,7 +123,7 @@ DAG_FN void meet_tile(const Walk& walk, const Shared<Real>& sh, int t, int i, in
   }
 }
 
-// Brings what has entered to a larger unit: 32 multiply-adds, but for a jump beyond the range.
+// Rescales what has entered to a larger unit: 32 multiply-adds, unless the factor is out of range.
 template <class Real>
 DAG_FN void make_room(Target<Real>* own, int unit) {
   const int e = own->unit - unit, first = in_range<Real>(e), rest = e - first;
@@ -138,13 +139,14 @@ DAG_FN void make_room(Target<Real>* own, int unit) {
   own->lift_unit = larger(own->lift_unit, unit);
 }
 
-// Columns First .. First+3 of one warp: each target emits, hands on, and receives.
+// Columns First .. First+3 for one warp: each target emits, passes its mass on to the next target,
+// and receives that of the previous one.
 template <int First, class Real, class Block>
 DAG_FN void walk_columns(Block& c, const Shared<Real>& sh, int p, int group, bool is_first_group,
                          Target<Real>* out) {
   Target<Real>& own = *out;
   const int lane = c.thread() % kTile;
-  constexpr int slots = 2 * kRowsOf<Real> / kTile;  // of what warps hand over
+  constexpr int slots = 2 * kRowsOf<Real> / kTile;  // for what warps pass on
   const int before = group % slots * kTile, after = (group + 1) % slots * kTile;
   Real* score = sh.emission + p * kStride;
 #pragma unroll
@@ -182,7 +184,7 @@ DAG_FN void walk_columns(Block& c, const Shared<Real>& sh, int p, int group, boo
   }
 }
 
-// The staircase: warp g of `num` targets walks 4 columns in each of the stages g .. g+7.
+// The staircase for `num` targets: warp g computes 4 columns in each of the stages g .. g+7.
 template <class Real, class Block>
 DAG_FN void walk_triangle(Block& c, const Shared<Real>& sh, int first_row, int num,
                           Target<Real>* own) {
@@ -191,7 +193,7 @@ DAG_FN void walk_triangle(Block& c, const Shared<Real>& sh, int first_row, int n
   const bool is_first = group == 0;
   for (int stage = 0; stage < num_warps + kStages - 1; ++stage) {
     if (warp < num_warps) {
-      switch (stage - warp) {  // the registers of reach need columns known to the compiler
+      switch (stage - warp) {  // `reach` stays in registers only if the compiler knows the columns
         case 0: walk_columns<0>(c, sh, p, group, is_first, own); break;
         case 1: walk_columns<4>(c, sh, p, group, is_first, own); break;
         case 2: walk_columns<8>(c, sh, p, group, is_first, own); break;
@@ -207,7 +209,8 @@ DAG_FN void walk_triangle(Block& c, const Shared<Real>& sh, int first_row, int n
   }
 }
 
-// Emits, brings everything below 2^head, and writes it: lane = target becomes lane = state.
+// Emits, scales everything below 2^head, and writes it. Up to here a lane is a target; for the
+// writes, it is a state.
 template <class Real, class Block>
 DAG_FN void leave_tile(Block& c, const Walk& walk, const BlockSweep<Real>& out,
                        const Shared<Real>& sh, int t, int i0, int num, Target<Real>* reach) {
@@ -254,7 +257,8 @@ DAG_FN void leave_tile(Block& c, const Walk& walk, const BlockSweep<Real>& out,
   }
 }
 
-// One direction of one row; leaves its status in the notes. Whether it is exact, see is_exact.
+// Sweeps one direction of one row, and leaves its status in the notes. is_exact later tells whether
+// the sweep is exact.
 template <class Real, class Block>
 DAG_FN void sweep_row(Block& c, const Launch<Real>& all, int64_t b, int direction) {
   if (!all.has_good_counts(b)) return;

@@ -1,12 +1,12 @@
 // dag_block_viterbi.h -- the best path of one row by one thread block.
 //
-// Mapping   Block (row), 512 threads, thread = state: target by target, each state looks at all it
-//           can be entered from, in order, so neighbouring lanes read neighbouring edges. One
-//           thread walks the way back, which is a chain of M reads by nature.
-// Numerics  Sums in double precision and the ties of dag_log.h: the earliest state wins, compared
-//           from the end. NaN among what is read gives NaN and no path.
-// Cost      The cone's edges once per target, from L2; two rows of n doubles in shared memory, so
-//           L is limited by it (14,000 states in 227 KiB).
+// Mapping   One block of 512 threads per row, one state per thread. Target by target, each state
+//           goes through its possible predecessors in order, so neighbouring lanes read
+//           neighbouring edges. One thread follows the path back, by nature a chain of M reads.
+// Numerics  Sums are in double precision. As in dag_log.h, of equal paths, compared from the end,
+//           the one with the earlier state wins. A NaN among the scores read gives NaN and no path.
+// Cost      Reads the cone's edges once per target, from L2. Shared memory holds two rows of L
+//           doubles, which limits L (14,000 states in 227 KiB).
 #pragma once
 #include "dag_block_log.h"
 
@@ -32,7 +32,7 @@ DAG_FN void best_path(Block& c, const Launch<Real>& all, int64_t b, int64_t* pat
     best[0] = g.emit(0, 0);
   }
   for (int i = 1; i < g.m; ++i) {
-    c.sync();  // the target before is there, and what it read may be overwritten
+    c.sync();  // the previous target is there, and what it read may be overwritten
     bool saw_nan = false;
     for (int u = g.first(i) + c.thread(); u <= g.last(i); u += c.num_threads()) {
       double most = kImpossible;
@@ -48,12 +48,12 @@ DAG_FN void best_path(Block& c, const Launch<Real>& all, int64_t b, int64_t* pat
       next[u] = most;
       came_from[i * all.L + u] = from;
     }
-    if (saw_nan) *is_nan = 1;  // any number of threads may write the same
+    if (saw_nan) *is_nan = 1;  // several threads may write this same value
     double* const swapped = best;
     best = next;
     next = swapped;
   }
-  if (c.thread() > 0) return;  // it wrote the last target's only state itself
+  if (c.thread() > 0) return;  // thread 0 wrote the last target's only state itself
   const double score = best[g.n - 1];
   const bool found_nan = *is_nan || score != score;
   *log_score = found_nan ? Real(NAN) : Real(score);

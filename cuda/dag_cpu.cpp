@@ -2,8 +2,8 @@
 //
 // All arrays are contiguous, (B, M, L) and (B, L, L); counts are int64 in 1..M and 1..L. A call
 // returns a Result. Every number written is a function of the inputs alone: each row is computed
-// by the same operations in the same order whatever the number of threads, and what a row does
-// not use of mantissa, exponent and info is cleared.
+// by the same operations in the same order whatever the number of threads, and those parts of
+// mantissa, exponent and info that a row does not use are cleared.
 #include <algorithm>
 #include <atomic>
 #include <new>
@@ -21,8 +21,8 @@ namespace dag {
 
 enum Result : int { kDone = 0, kOutOfMemory = 1, kBadCount = 2 };
 
-// Subnormal numbers read and written as 0 in this thread while it lives: they cost a hundred
-// times a normal number, and lift() pays for what is lost.
+// While an object of this class lives, its thread reads and writes subnormal numbers as 0: they
+// cost a hundred times as much as normal numbers, and `lift` (dag_graph.h) makes up for the loss.
 struct FlushSubnormals {
 #if defined(__SSE2__)
   unsigned before = _mm_getcsr();
@@ -31,8 +31,8 @@ struct FlushSubnormals {
 #endif
 };
 
-// Memory that is new to the process is handed out by the page: in small pages that takes as long
-// as all the arithmetic.
+// The operating system provides new memory page by page. With small pages that takes as long as
+// all the arithmetic.
 inline void prefer_huge_pages(void* begin, int64_t num_bytes) {
 #if defined(MADV_HUGEPAGE)
   constexpr uintptr_t page = 1 << 21;
@@ -60,7 +60,7 @@ struct Batch {
     }
     return true;
   }
-  // Enough to keep the threads busy row by row, so that a row stays in the cache of one of them.
+  // Whether there are enough rows to give every thread whole rows, which then stay in its cache.
   bool has_many_rows(int num_threads) const { return B >= 4 * num_threads; }
   int64_t tiles() const { return (L + Simd<Real>::T - 1) / Simd<Real>::T; }
   Graph<Real> graph(int64_t b) const {
@@ -81,7 +81,7 @@ struct Batch {
 };
 
 // Runs job(k, memory) for k in 0..num-1 on the threads, `together` at a time, each thread with a
-// Memory of its own; an exception cannot leave them, so it is counted.
+// Memory of its own. No exception may leave a thread: instead, the result says if memory ran out.
 template <class Memory = int, class Job>
 int in_parallel(int64_t num, int num_threads, Job job, int64_t together = 1) {
   std::atomic<int> failed{0};
@@ -107,7 +107,7 @@ struct SweepMemory {
   Way<Real> ways[D];
 };
 
-// D directions of row b from `direction` on, with all that is to be written of them.
+// Sweeps D directions of row b, starting with `direction`, and fills all their buffers.
 template <int D, class Real>
 Status sweep_row(const Batch<Real>& batch, int64_t b, int direction,
                  SweepMemory<Real, D>* memory) {
@@ -116,7 +116,7 @@ Status sweep_row(const Batch<Real>& batch, int64_t b, int direction,
   if (direction == 0) batch.info[b * 2 + 1] = scan.shift;
   for (int d = 0; d < D; ++d) {
     const Sweep<Real> sweep = batch.sweep(b, direction + d);
-    std::fill_n(sweep.mass_exp, 3 * batch.M * batch.tiles(), kNone);  // all three
+    std::fill_n(sweep.mass_exp, 3 * batch.M * batch.tiles(), kNone);  // and reach_exp, lift_exp
     memory->ways[d].begin(batch.walk(b, direction + d == 1), sweep);
   }
   const Status status =
@@ -128,7 +128,7 @@ Status sweep_row(const Batch<Real>& batch, int64_t b, int direction,
   return status;
 }
 
-// The likelihood of row b, both of whose directions are done.
+// The log-likelihood of row b, once both directions are done; writes its status to `info`.
 template <class Real>
 double finish_row(const Batch<Real>& batch, int64_t b, int32_t status) {
   const Graph<Real> g = batch.graph(b);
@@ -154,7 +154,7 @@ int log_likelihood(const Batch<Real>& batch, Real* log_likelihood, int num_threa
       log_likelihood[b] = Real(finish_row(batch, b, sweep_row<2>(batch, b, 0, memory)));
     });
   }
-  using Memory = SweepMemory<Real, 1>;  // the directions of few rows are shared out, too
+  using Memory = SweepMemory<Real, 1>;  // few rows: each job is one direction
   std::vector<int32_t> status(batch.B * 2, kNoPath);
   const int failed =
       in_parallel<Memory>(batch.B * 2, num_threads, [&](int64_t k, Memory* memory) {
@@ -166,7 +166,7 @@ int log_likelihood(const Batch<Real>& batch, Real* log_likelihood, int num_threa
   });
 }
 
-// The gradients, which must be zero before, of a row that is not kTiled.
+// Writes the gradients of a row that is not kTiled; they must be zero on entry.
 template <class Real>
 void other_gradients(const Graph<Real>& g, int32_t status, double weight, Real* grad_emission,
                      Real* grad_transition) {

@@ -1,9 +1,9 @@
 // dag_cuda.cu -- the dynamic programme on a GPU, behind the C interface of dag_cpu.cpp.
 //
-// Pointers are of the device; every call launches on `stream` and returns at once: no allocation,
-// no synchronisation, nothing read back, so it can be captured in a CUDA graph. The caller has
-// set the device. Returns 0 or a cudaError_t (dag_cuda_error gives its text). Rows whose counts
-// lie outside 1..M or 1..L get a NaN likelihood and zero gradients; nothing is read for them.
+// Pointers are device pointers. Every call launches on `stream` and returns at once: it does not
+// allocate, synchronise or read anything back, so it can be captured in a CUDA graph. The caller
+// has set the device. Returns 0 or a cudaError_t (dag_cuda_error gives its text). Rows whose counts
+// are outside 1..M or 1..L are not read; they get a NaN likelihood and zero gradients.
 #include <cuda_runtime.h>
 
 #include "dag_block_gradient.h"
@@ -14,7 +14,7 @@ namespace dag {
 
 extern __shared__ double shared_memory[];
 
-// The context of dag_block.h, of one thread.
+// The context of one GPU thread, as described in dag_block.h.
 struct Device {
   __device__ __forceinline__ int thread() const { return threadIdx.x; }
   __device__ __forceinline__ int num_threads() const { return blockDim.x; }
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kViterbiThreads, 2)
   best_path(c, all, b, path + b * all.M, log_score + b, came_from + b * all.M * all.L);
 }
 
-// Launches `num_blocks` blocks; more than 48 KiB of shared memory must be asked for.
+// Launches `num_blocks` blocks. CUDA wants more than 48 KiB of shared memory requested explicitly.
 template <class... Parameters, class... Arguments>
 int launch(void (*kernel)(Parameters...), int64_t num_blocks, int num_threads, size_t bytes,
            void* stream, Arguments... arguments) {
@@ -94,7 +94,7 @@ int launch(void (*kernel)(Parameters...), int64_t num_blocks, int num_threads, s
     const cudaError_t error = cudaFuncSetAttribute(
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
     if (error != cudaSuccess) {
-      cudaGetLastError();  // reported here; the next call must not see it
+      cudaGetLastError();  // cleared: it is reported here, not by the next call
       return error;
     }
   }

@@ -1,7 +1,8 @@
 // dag_fibers.cpp -- the kernels of dag_cuda.cu, run block by block on a CPU by fiber_shim.h.
 //
-// For tests: the arguments of the CUDA library on host pointers, and a seed that shuffles blocks
-// and threads (0: in order). Result: 0, or 1 if threads of a block waited for others in vain.
+// For tests. The functions take the arguments of the CUDA library, with host pointers and, in place
+// of the stream, a seed that shuffles blocks and threads (0 keeps them in order). They return 0, or
+// 1 if threads of a block waited for others in vain.
 #include <numeric>
 
 #include "dag_block_gradient.h"
@@ -13,7 +14,7 @@ namespace dag {
 
 using Context = FiberThread;
 
-// kernel(context, block) for all blocks of a launch.
+// Runs kernel(context, block) on all threads of all blocks of a launch.
 template <class Kernel>
 int launch(int64_t num_blocks, int num_threads, size_t shared_bytes, uint64_t seed,
            const Kernel& kernel) {

@@ -3,9 +3,9 @@
 //   d log Z / d log P[i][u] = alpha[i][u] * beta[i][u] / Z
 //   d log Z / d log E[v][u] = E[v][u] / Z * sum over i of alpha[i][v] * P[i+1][u] beta[i+1][u]
 //
-// (beta without its own emission, as in Appendix I.1; I.2 leaves the emission and the sum out.)
+// (Beta does not include its own emission, as in Appendix I.1; I.2 omits the emission and the sum.)
 // The second line is one matrix product per pair of tiles. The exponents are folded into beta's
-// operand; `is_exact` and `room` keep each of them small enough that nothing overflows.
+// factor; `is_exact` and `room` keep each of them small enough that nothing overflows.
 #pragma once
 #include <algorithm>
 
@@ -13,7 +13,7 @@
 
 namespace dag {
 
-// Columns `tile` of the emission's gradient, all M rows of it; weight is dL/d log Z.
+// Writes the columns of a tile of the emission's gradient, for all M targets; weight is dL/d log Z.
 template <class Real>
 void grad_emission_tile(const Graph<Real>& g, const Walk& walk, const Sweep<Real>& alpha,
                         const Sweep<Real>& beta, double weight, int M, int tile, Real* grad) {
@@ -23,7 +23,7 @@ void grad_emission_tile(const Graph<Real>& g, const Walk& walk, const Sweep<Real
   const Real scale = Real(weight / alpha.total(walk));
   for (int i = 0; i < M; ++i) {
     Vec<Real> here;
-    if (i < m) {  // outside the cone there are exact zeros
+    if (i < m) {  // outside the cone the sweeps have exact zeros
       const int64_t from_start = int64_t(tile) * m + i;
       const int64_t to_end = int64_t(walk.num_tiles - 1 - tile) * m + m - 1 - i;
       const int a = alpha.mass_exp[from_start], b = beta.reach_exp[to_end];
@@ -36,13 +36,13 @@ void grad_emission_tile(const Graph<Real>& g, const Walk& walk, const Sweep<Real
   }
 }
 
-// Memory of grad_transition_tile that outlives no call; one per thread.
+// Working memory of grad_transition_tile, one per thread. Nothing in it is kept between calls.
 template <class Real>
 struct Joint {
   std::vector<Lanes<Real>> edges, beta;
 };
 
-// sum over i of alpha[i][r0 + r] * beta[i], of one tile each.
+// Adds to sum[r] the sum over i of alpha[i][r0 + r] * beta[i], where each comes from one tile.
 template <int R, class Real>
 inline void join(const Lanes<Real>* alpha, const Lanes<Real>* beta, int r0, int i0, int i1,
                  Vec<Real> (&sum)[R]) {
@@ -52,7 +52,7 @@ inline void join(const Lanes<Real>* alpha, const Lanes<Real>* beta, int r0, int 
   }
 }
 
-// Rows tile_v of the transition's gradient, all of them.
+// Writes the rows of tile_v of the transition's gradient, from the first column to the last.
 template <class Real>
 void grad_transition_tile(const Graph<Real>& g, const Walk& walk, int shift,
                           const Sweep<Real>& alpha, const Sweep<Real>& beta, double weight,
@@ -74,7 +74,8 @@ void grad_transition_tile(const Graph<Real>& g, const Walk& walk, int shift,
   for (int tile_u = tile_v; tile_u <= last; ++tile_u) {
     const int u0 = tile_u * T;
     const int64_t theirs = int64_t(nt - 1 - tile_u) * m + m - 2;
-    // alpha[i] lives in the rows for i in [v0 - span, v0 + T), beta[i+1] in the columns likewise.
+    // In these rows alpha[i] is nonzero only for i in [v0 - span, v0 + T); likewise beta[i+1] in
+    // the columns.
     int i0 = larger(0, larger(v0, u0 - 1) - span), i1 = smaller(m - 2, v0 + T - 1);
     const auto unit_of = [&](int i) {
       const int a = alpha.mass_exp[ours + i], b = beta.mass_exp[theirs - i];
@@ -86,7 +87,7 @@ void grad_transition_tile(const Graph<Real>& g, const Walk& walk, int shift,
     for (int i = i0; i <= i1; ++i) {
       store<Real>(s->beta[i].at, turned_around<Real>(load(beta.mass[theirs - i].at)) * unit_of(i));
     }
-    constexpr int R = kParts == 1 ? T : 8 / kParts;  // their sums fit the registers
+    constexpr int R = kParts == 1 ? T : 8 / kParts;  // the sums of R rows fit the registers
     for (int r0 = 0; r0 < num_rows; r0 += R) {
       Vec<Real> sum[R];
       join<R>(alpha.mass + ours, s->beta.data(), r0, i0, i1, sum);

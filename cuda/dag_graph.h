@@ -1,12 +1,12 @@
-// dag_graph.h -- what every kernel of the dynamic programme agrees on. No torch, no CUDA headers.
+// dag_graph.h -- what all kernels of the dynamic programme share. Needs no torch or CUDA headers.
 //
 //   alpha[i][u] = P[i][u] * sum over v < u of alpha[i-1][v] * E[v][u]      (Appendix I.1)
 //   beta[i][v]  = sum over u > v of E[v][u] * P[i+1][u] * beta[i+1][u]     (own emission left out)
 //
-// A path starts in state 0, ends in state n-1 and visits m states, so target i lives in states
-// first(i) .. last(i) only (the cone). Beta is alpha of the graph read backwards: `reversed` turns
-// targets and states around, padding included, so that tile t of one direction is tile
-// num_tiles-1-t of the other.
+// A path starts in state 0, ends in state n-1 and visits m states, so only the states first(i) ..
+// last(i) can emit target i (the cone). Beta is the alpha of the graph read backwards: `reversed`
+// reverses the order of targets and of states, padding included, so that tile t of one direction is
+// tile num_tiles-1-t of the other.
 //
 // Numbers are mantissa * 2^exponent with one integer exponent per (target, tile of states).
 #pragma once
@@ -21,21 +21,21 @@
 namespace dag {
 
 constexpr int kNone = -(1 << 30);      // exponent of an exact zero
-constexpr double kLimit = 16384.0;     // larger scores go to log space; see exp_shifted
+constexpr double kLimit = 16384.0;     // rows with larger scores go to log space; see exp_shifted
 constexpr double kLog2e = 1.4426950408889634;
 constexpr double kLn2 = 0.6931471805599453;
 
 enum Status : int32_t { kTiled = 0, kLogSpace = 1, kNoPath = 2, kNan = 3 };
 
-// The largest score, in nats, whose sum over m targets is sure to fit an int as an exponent.
+// A limit on scores, in nats: the sum of m scores within it is sure to fit an int as an exponent.
 DAG_FN constexpr double score_limit(int m) { return m <= 4096 ? kLimit : kLimit * 4096 / m; }
-static_assert(score_limit(4096) * 4096 * kLog2e < 1 << 29, "an exponent of 4096 targets");
-static_assert(score_limit(1 << 20) * (1 << 20) * kLog2e < 1 << 29, "and of a million");
+static_assert(score_limit(4096) * 4096 * kLog2e < 1 << 29, "the exponent for 4096 targets must fit");
+static_assert(score_limit(1 << 20) * (1 << 20) * kLog2e < 1 << 29, "the exponent for a million targets must fit");
 
 DAG_FN constexpr int larger(int a, int b) { return a > b ? a : b; }
 DAG_FN constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-// One row of the batch: m targets, n states, as they lie in memory.
+// One row of the batch, with m targets and n states, as it is laid out in memory.
 template <class Real>
 struct Graph {
   const Real* emission;    // [i * stride + u]
@@ -50,7 +50,7 @@ struct Graph {
   DAG_FN int last(int i) const { return i == 0 ? 0 : n - m + i; }
 };
 
-// The same row cut into tiles and walked in one direction.
+// The same row cut into tiles and traversed in one direction.
 struct Walk {
   int m, n, tile, num_tiles;
   bool reversed;
@@ -69,22 +69,23 @@ struct Walk {
   }
 };
 
-// Masses, edges and emissions are kept below 2^head in their units. Entering a state from one
-// predecessor loses at most 3 * 2^(head + smallest) to flushes (its mass, its edge, their product),
-// emitting at most n * 2^(2 head + smallest). The sweeps add lift = 8 n 2^(smallest - head), times
-// 2^(2 head) to what has entered and 2^(3 head) to what has been emitted: more than all of that.
-// What they hold is so never below the truth, and the sum of what was added, weighted with the
-// other direction, bounds the error from above.
+// Masses (entries of alpha or P * beta), edges and emissions are kept below 2^head in their units.
+// Numbers flushed to zero lose at most 3 * 2^(head + smallest) when mass enters a state from one
+// predecessor (its mass, its edge, their product), and at most n * 2^(2 head + smallest) when the
+// state emits. The sweeps add more than all of that: lift = 8 n 2^(smallest - head), multiplied by
+// 2^(2 head) for what has entered a state and by 2^(3 head) for what it has emitted. So the values
+// they hold are never below the truth, and the sum of all that was added, weighted with the values
+// of the other direction, bounds the error from above.
 //
 // The gradient of an edge is (sum over targets of alpha * beta) * E / Z. The sum may be as large as
-// Z / E, and is_exact allows an E so small that in double this is beyond 2^1023: sums are divided by
-// 2^room, edges multiplied by it.
+// Z / E, and is_exact allows an E so small that Z / E exceeds 2^1023 in double. Therefore the
+// sums are divided by 2^room, and the edges multiplied by it.
 template <class Real>
 struct Range;
 template <>
 struct Range<float> {
   static constexpr int smallest = -126;        // 2^smallest is the smallest normal number
-  static constexpr double tolerance = 1.5e-8;  // of the likelihood, 2^-26
+  static constexpr double tolerance = 1.5e-8;  // relative to the likelihood; 2^-26
   static constexpr int room = 0;
 };
 template <>

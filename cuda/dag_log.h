@@ -1,7 +1,7 @@
-// dag_log.h -- the recursion in log space and double precision: any scores, no range to watch.
+// dag_log.h -- the recursion in log space and double precision, for scores of any size.
 //
-// Used for rows whose sweeps in rescaled probabilities are not exact (dag_tiled.h, is_exact), and
-// for the best path. About three exponentials per (target, edge): slow, and rarely needed.
+// Used for rows whose sweeps in rescaled probabilities are not exact (is_exact in dag_tiled.h), and
+// for the best path. It takes about three exponentials per (target, edge): slow, but rarely needed.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -14,13 +14,14 @@ namespace dag {
 
 constexpr double kImpossible = -std::numeric_limits<double>::infinity();
 
-// log of the sum of e^term, terms visited twice; -inf for none.
+// log of the sum of e^term(k) over begin <= k < end, in two passes. NaN if a term is NaN; -inf if
+// there are no terms, or all are -inf.
 template <class Term>
 double log_sum(int begin, int end, Term term) {
   double peak = kImpossible, sum = 0;
   for (int k = begin; k < end; ++k) {
     const double x = term(k);
-    if (x != x) return x;  // no comparison would ever see it
+    if (x != x) return x;  // NaN, which the comparison below would miss
     peak = x > peak ? x : peak;
   }
   if (peak == kImpossible) return peak;
@@ -28,7 +29,7 @@ double log_sum(int begin, int end, Term term) {
   return peak + std::log(sum);
 }
 
-// log alpha, own emission included, and log beta, without; [m][n], -inf outside the cone.
+// log alpha (own emission included) and log beta (not included): [m][n], -inf outside the cone.
 template <class Real>
 struct LogSweeps {
   std::vector<double> alpha, beta;
@@ -61,7 +62,7 @@ struct LogSweeps {
   }
 };
 
-// Both gradients, which must be zero before. Nothing is added where no path fits.
+// Writes both gradients. They must be zero on entry, and stay zero for a row without a path.
 template <class Real>
 void log_gradients(const Graph<Real>& g, double weight, Real* grad_emission,
                    Real* grad_transition) {
@@ -90,8 +91,9 @@ void log_gradients(const Graph<Real>& g, double weight, Real* grad_emission,
   }
 }
 
-// The best path, max in place of sum; the earliest state wins, compared from the end. path has m
-// entries and is written only where a path fits. NaN among what is read gives NaN.
+// Log-score of the best path (max in place of sum), which is written to path[0 .. m-1]. Of equal
+// paths, compared from the end, the one with the earlier state wins. Without a path the result is
+// -inf, with a NaN among the scores read it is NaN; neither writes to `path`.
 template <class Real>
 double best_path(const Graph<Real>& g, int64_t* path) {
   if (!g.may_have_path()) return kImpossible;

@@ -1,11 +1,11 @@
-// dag_pack.h -- the scores of one row as probabilities, in the order the sweeps read them (CPU).
+// dag_pack.h -- packs the scores of a row as probabilities in the order the sweeps read them (CPU).
 //
-// Mapping   Edges as T x T blocks, emissions as one vector per (target, tile), each exponentiated
-//           once for both directions and read from memory row by row, as it is fetched ahead.
-// Numerics  All edges carry 2^-edge_shift, the emissions of a target in a tile an exponent of their
-//           own. A possible emission below the normal numbers is raised to the smallest of them, by
-//           less than an eighth of the lift its state gets (dag_graph.h); 0 is left to what is
-//           impossible.
+// Mapping   Edges become T x T blocks, and emissions one vector per (target, tile). Each score is
+//           exponentiated once for both directions, and read row by row, as memory is prefetched.
+// Numerics  All edges are multiplied by 2^-edge_shift; the emissions of a target in a tile have an
+//           exponent of their own. A possible emission below the smallest normal number is raised
+//           to it, by less than an eighth of the lift its state gets (dag_graph.h); only impossible
+//           emissions are 0.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -19,7 +19,8 @@ struct EdgeScan {
   bool is_nan, is_huge;
 };
 
-// The largest edge of a row, and whether any is NaN or too large for exponents.
+// The shift that the largest edge of a row calls for, and whether an edge is NaN or the largest one
+// is beyond score_limit.
 template <class Real>
 EdgeScan scan_edges(const Graph<Real>& g) {
   constexpr int T = Simd<Real>::T;
@@ -48,15 +49,15 @@ EdgeScan scan_edges(const Graph<Real>& g) {
   return {shift_of<Real>(peak), is_nan, false};
 }
 
-// The last tile that an edge from tile_v may lead to: a path skips at most n - m states at once.
+// The last tile that an edge from tile_v can lead to: a path skips at most n - m states at once.
 template <class Real>
 int last_tile(const Graph<Real>& g, int tile_v) {
   constexpr int T = Simd<Real>::T;
   return smaller((g.n - 1) / T, tile_v + 1 + (g.n - g.m) / T);
 }
 
-// E of the rows of tile_v, times 2^-shift, as T x T blocks from tile_v to last_tile; 0 where there
-// is no edge v < u < n.
+// Writes E * 2^-shift for the rows of tile_v, as one T x T block for each tile from tile_v to
+// last_tile; 0 where there is no edge v < u < n.
 template <class Real>
 void pack_rows(const Graph<Real>& g, int shift, int tile_v, Lanes<Real>* blocks) {
   constexpr int T = Simd<Real>::T;
@@ -81,14 +82,14 @@ void pack_rows(const Graph<Real>& g, int shift, int tile_v, Lanes<Real>* blocks)
   }
 }
 
-// What both directions of a row read; one per thread.
+// The packed scores of a row, which both directions read; each thread has one of these.
 template <class Real>
 struct Packed {
   std::vector<Lanes<Real>> edges;
-  std::vector<int64_t> begin;           // of each tile's blocks among them
+  std::vector<int64_t> begin;           // where each tile's blocks begin in `edges`
   std::vector<Lanes<Real>> emission;    // [num_tiles][m], below 2^head, 0 outside the cone
   std::vector<int> emission_exp;        // [num_tiles][m]
-  bool is_nan, is_huge;                 // among the emissions
+  bool is_nan, is_huge;                 // whether an emission is NaN, or too large
 
   void pack_edges(const Graph<Real>& g, int shift) {
     constexpr int T = Simd<Real>::T;
@@ -125,7 +126,7 @@ struct Packed {
         nan_T |= score != score;
         const Real peak = largest(score);
         if (peak == -Real(INFINITY)) continue;
-        if (!(peak < limit && peak > -limit)) {  // NaN too
+        if (!(peak < limit && peak > -limit)) {  // true for NaN, too
           is_huge = true;
           continue;
         }

@@ -1,5 +1,5 @@
-// dag_simd.h -- vectors of 64 bytes in registers of any width, in plain GNU C++, and an exponential
-//               that cannot overflow.
+// dag_simd.h -- vectors of 64 bytes in plain GNU C++, for registers of any width, and an
+//               exponential that cannot overflow.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -22,17 +22,17 @@ constexpr int kVectorBytes = 64, kParts = kVectorBytes / kRegisterBytes;
 template <class Number>
 using BitsOf = std::conditional_t<sizeof(Number) == 4, int32_t, int64_t>;
 
-// 64 bytes of numbers on every processor, in as many registers as that takes. (GCC has vectors
-// wider than a register, but keeps them in memory and permutes them number by number.)
+// A vector of 64 bytes on every processor, in as many registers as that takes. (GCC has vectors
+// wider than a register, but keeps them in memory and permutes them element by element.)
 template <class Number>
 struct Vector {
   typedef Number Part __attribute__((vector_size(kRegisterBytes)));
-  typedef Vector<BitsOf<Number>> Mask;  // all bits of a number are set where it is true
+  typedef Vector<BitsOf<Number>> Mask;  // all bits of an element are set where it is true
   static constexpr int kPerPart = kRegisterBytes / sizeof(Number);
   Part part[kParts];
 
   Vector(Number all = 0) {
-    for (Part& p : part) p = all - Part{};  // x - 0 is x, bit by bit, and 0 + x is not
+    for (Part& p : part) p = all - Part{};  // x - 0 is x bit for bit; 0 + x is not, for x = -0
   }
   template <class F>
   static Vector of_parts(F f) {
@@ -110,13 +110,13 @@ inline void store(Number* to, const Vector<Number>& v) {
   }
 }
 
-// A vector in memory, in one line of the cache: loads that cross two take twice as long.
+// A vector in memory, within one cache line: a load that crosses two lines takes twice as long.
 template <class Real>
 struct alignas(kVectorBytes) Lanes {
   Real at[Simd<Real>::T];
 };
 
-// Number by number, a where it is true, b elsewhere.
+// Chooses element by element: a where is_true, b elsewhere.
 template <class Real>
 inline Vec<Real> select(const Int<Real>& is_true, const Vec<Real>& a, const Vec<Real>& b) {
   return Vec<Real>::of_parts(
@@ -133,14 +133,14 @@ inline Vec<Real> of_bits(const Int<Real>& bits) {
   return Vec<Real>::of_parts([&](int p) { return (typename Vec<Real>::Part)bits.part[p]; });
 }
 
-// Numbers that are whole already.
+// Converts to integers numbers that are whole already.
 template <class Real>
 inline Int<Real> integers(const Vec<Real>& v) {
   using Part = typename Int<Real>::Part;
   return Int<Real>::of_parts([&](int p) { return __builtin_convertvector(v.part[p], Part); });
 }
 
-// 0, 1, 2, ... within each register, and in all of them.
+// Indices 0, 1, 2, ... of the lanes of one register (lanes_of_part), and of a whole vector (lanes).
 template <class Number>
 inline typename Vector<BitsOf<Number>>::Part lanes_of_part() {
   typename Vector<BitsOf<Number>>::Part out{};
@@ -159,7 +159,8 @@ inline Vec<Real> turned_around(const Vec<Real>& v) {
       [&](int p) { return __builtin_shuffle(v.part[kParts - 1 - p], last_first); });
 }
 
-// A T x T block: entry (r, q) goes to (T - 1 - q, T - 1 - r). In squares as wide as a register.
+// Transposes a T x T block about its antidiagonal, in squares as wide as a register: entry (r, q)
+// goes to (T - 1 - q, T - 1 - r).
 template <class Real>
 inline void turn_about_antidiagonal(const Lanes<Real>* block, Lanes<Real>* turned) {
   constexpr int num = Vec<Real>::kPerPart;
@@ -188,7 +189,8 @@ inline void turn_about_antidiagonal(const Lanes<Real>* block, Lanes<Real>* turne
   }
 }
 
-// What compares false, NaN above all, is passed over if it is not everywhere.
+// The largest element. Comparisons with NaN are false, so a NaN is either ignored or returned,
+// depending on its lane; if all elements are NaN, it is returned.
 template <class Number>
 inline Number largest(const Vector<Number>& v) {
   const auto q = lanes_of_part<Number>();
@@ -209,30 +211,30 @@ inline bool any(const Vector<Bits>& is_true) {
   return found != 0;
 }
 
-// num numbers, -inf in the other lanes. Nothing beyond them is read.
+// Loads num numbers, with -inf in the other lanes. Reads nothing beyond them.
 template <class Real>
 inline Vec<Real> load_some(const Real* from, int num) {
-  if (num == Simd<Real>::T) return load(from);  // not worth a call of memcpy
+  if (num == Simd<Real>::T) return load(from);  // saves a call of memcpy
   Vec<Real> v = -Real(INFINITY);
   std::memcpy(v.part, from, num * sizeof(Real));
   return v;
 }
 
-// The first num lanes.
+// Stores the first num lanes.
 template <class Real>
 inline void store_some(Real* to, int num, const Vec<Real>& v) {
   if (num == Simd<Real>::T) return store(to, v);
   std::memcpy(to, &v, num * sizeof(Real));
 }
 
-// The exponent that brings e^x below 2^head: e^x * 2^-shift < 0.75 * 2^head. Mantissas and factors
-// stand that high above 1, so that far more than 2^-126 of them is still a normal number.
+// The shift that brings e^x just below 2^head: e^x * 2^-shift < 0.75 * 2^head. Mantissas and
+// factors are kept that far above 1 so that 2^(smallest - head) of them is still a normal number.
 template <class Real>
 inline int shift_of(double x) {
   return int(__builtin_nearbyint(x * kLog2e)) + 1 - Simd<Real>::head;
 }
 
-// 2^e, and 0 where that is no normal number. e is at most 127.
+// 2^e, or 0 where that is not a normal number. e is at most 127 (1023 in double).
 template <class Real>
 inline Real power_of_two(int e) {
   using S = Simd<Real>;
@@ -243,7 +245,7 @@ inline Real power_of_two(int e) {
   return out;
 }
 
-// v * 2^e for any e <= 127, also where 2^e itself is no normal number.
+// v * 2^e for any e <= 127 (1023 in double), also where 2^e itself is not a normal number.
 template <class Real>
 inline Vec<Real> scaled(const Vec<Real>& v, int e) {
   const int least = Range<Real>::smallest;
@@ -251,7 +253,8 @@ inline Vec<Real> scaled(const Vec<Real>& v, int e) {
   return v * power_of_two<Real>(least) * power_of_two<Real>(e - least);
 }
 
-// The exponent e with 0.5 <= x / 2^e < 1, of the largest x >= 0, a normal number.
+// The exponent e with 0.5 <= x / 2^e < 1 for the largest element x, which must be a normal number;
+// all elements must be >= 0.
 template <class Real>
 inline int exponent_of_largest(const Vec<Real>& v) {
   using S = Simd<Real>;
@@ -260,15 +263,16 @@ inline int exponent_of_largest(const Vec<Real>& v) {
 
 constexpr double factorial(int d) { return d < 2 ? 1 : d * factorial(d - 1); }
 
-// e^x * 2^-shift, 0 where that is below the smallest normal number; relative error about 1e-7 or
-// 2e-16. The shift goes into the exponent bits, so the scores are never moved and lose no digits.
+// e^x * 2^-shift, 0 where that is below the smallest normal number; relative error about 1e-7
+// (float) or 2e-16 (double). The shift goes into the exponent bits: subtracted from the scores, it
+// would cost them digits.
 template <class Real>
 inline __attribute__((always_inline)) Vec<Real> exp_shifted(Vec<Real> x, int shift) {
   using S = Simd<Real>;
   const Vec<Real> low = -Real(1.5 * kLimit);
   x = select<Real>(low < x, x, low);
   const Vec<Real> k = (x * Real(kLog2e) + S::round) - S::round;
-  // Exact without FMA, too, while |k| is below 2^15: for any score within kLimit.
+  // Exact even without FMA while |k| is below 2^15, that is, for any score within kLimit.
   const Vec<Real> r = (x - k * S::ln2_high) - k * S::ln2_low;
   Vec<Real> p = Real(1.0 / factorial(S::degree));
   for (int d = S::degree - 1; d >= 0; --d) p = p * r + Real(1.0 / factorial(d));  // |r| < 0.35

@@ -1,13 +1,15 @@
 // dag_tiled.h -- both sweeps of one row, tiled over states, in rescaled probabilities (CPU).
 //
-// Mapping   Edges go forward, so all that enters a tile of T states from earlier tiles is one
+// Mapping   Edges only go forward, so all that enters a tile of T states from earlier tiles is one
 //           matrix product over all targets; only the T x T triangle inside the tile runs target
 //           by target. Each edge is read and exponentiated once instead of once per target.
-// Numerics  mantissa * 2^exponent per (target, tile): no scale is shared by a whole row, so the
-//           range has no limit in length. Every edge carries 2^-edge_shift and every path has
-//           m - 1 edges, so that factor meets the likelihood only. What underflow may take away
-//           is added back as `lift` (dag_graph.h); `is_exact` bounds the sum of it afterwards.
-// Cost      (n - m)-wide cone, about m (n - m) n / 2 multiply-adds and n^2 / 2 exponentials.
+// Numerics  Numbers are mantissa * 2^exponent with one exponent per (target, tile). No scale is
+//           shared by a whole row, so rows of any length stay in range. Every edge is multiplied by
+//           2^-edge_shift, and every path has m - 1 edges, so only log_total has to undo that
+//           factor. What underflow may take away is added back as `lift` (dag_graph.h); `is_exact`
+//           bounds the sum of all lifts afterwards.
+// Cost      The cone is n - m states wide: about m (n - m) n / 2 multiply-adds and n^2 / 2
+//           exponentials.
 #pragma once
 #include <cmath>
 
@@ -15,40 +17,40 @@
 
 namespace dag {
 
-// One direction's numbers, in the order of its walk: [num_tiles][m].
+// The numbers of one direction, in the order in which it computes them: [num_tiles][m].
 template <class Real>
 struct Sweep {
-  Lanes<Real>* mass;   // entered and emitted: alpha, or P * beta; below 2^head in its tile
-  Lanes<Real>* reach;  // entered, not yet emitted: beta; null where nobody needs it
+  Lanes<Real>* mass;   // after emission: alpha, or P * beta; below 2^head in its tile
+  Lanes<Real>* reach;  // before emission: beta; null for alpha, where nothing needs it
   int *mass_exp, *reach_exp, *lift_exp;
 
   void clear(int64_t at) const {
     store<Real>(mass[at].at, Real(0));
     if (reach) store<Real>(reach[at].at, Real(0));
   }
-  // Of all paths, if this is alpha: the mass of the last target in the last state.
+  // If this is alpha, the mass of all paths: that of the last target in the last state.
   Real total(const Walk& walk) const {
     return mass[int64_t(walk.num_tiles) * walk.m - 1].at[(walk.n - 1) % walk.tile];
   }
   int total_exp(const Walk& walk) const { return mass_exp[int64_t(walk.num_tiles) * walk.m - 1]; }
 };
 
-// lift * 2^(3 head), see dag_graph.h.
+// The lift of what a state has emitted: lift * 2^(3 head), see dag_graph.h.
 template <class Real>
 Real lift_of_emitted(int n) {
   return 8 * Real(n) * power_of_two<Real>(Range<Real>::smallest + 2 * Simd<Real>::head);
 }
 
-// One direction of a row: its numbers, its memory, and where it stands inside a tile.
+// One direction of a row: its results, its working memory, and its position inside a tile.
 template <class Real>
 struct Way {
   Walk walk;
   Sweep<Real> out;
   std::vector<Lanes<Real>> turned, product;
-  std::vector<const Lanes<Real>*> block;  // from each earlier tile to this one, and inside it
+  std::vector<const Lanes<Real>*> block;  // edges from each earlier tile to this one, and inside it
   std::vector<int> row_exp, product_exp;
   int i0, i1;                             // the targets whose cone meets the tile
-  int before_exp;                         // of the target before, in this tile
+  int before_exp;                         // mass exponent of the previous target in this tile
 
   void begin(const Walk& of_walk, const Sweep<Real>& of_out) {
     walk = of_walk, out = of_out;
@@ -70,8 +72,8 @@ struct Way {
   }
 };
 
-// The blocks that lead to tile t as the walk meets them: turned about their antidiagonals when
-// walked backwards.
+// Finds the blocks of edges that lead to tile t; in the reversed direction they are transposed
+// about their antidiagonals.
 template <class Real>
 void find_blocks(const Packed<Real>& packed, int tile0, int t, Way<Real>* way) {
   constexpr int T = Simd<Real>::T;
@@ -87,9 +89,9 @@ void find_blocks(const Packed<Real>& packed, int tile0, int t, Way<Real>* way) {
   }
 }
 
-// product[i] = sum over v before tile t of mass[i-1][v] E[v][tile t], in units 2^product_exp[i],
-// for R targets. Summed within an earlier tile first, in the units of that tile: then a scale costs
-// one multiplication per tile, and nothing is rescaled in memory.
+// For R targets, product[i] = sum over v before tile t of mass[i-1][v] E[v][tile t], in units
+// 2^product_exp[i]. Each earlier tile is summed in its own units first, so that its scale costs one
+// multiplication per target, and nothing is rescaled in memory.
 template <int R, class Real>
 void enter_targets(int t, int tile0, int i, Way<Real>* way) {
   using S = Simd<Real>;
@@ -110,7 +112,7 @@ void enter_targets(int t, int tile0, int i, Way<Real>* way) {
       for (int r = 0; r < R; ++r) of_tile[r] += e * mass[r].at[q];
     }
     BitsOf<Real> bits[R];
-    bool is_tiny = false;  // a scale below the normal numbers, though not of an exact zero
+    bool is_tiny = false;  // whether a scale is below the normal numbers, yet not of an exact zero
     for (int r = 0; r < R; ++r) {
       const int e = exp[r] - unit[r];
       is_tiny |= (e < least) & (e >= 2 * least);
@@ -130,7 +132,7 @@ void enter_targets(int t, int tile0, int i, Way<Real>* way) {
   }
 }
 
-// The same for targets i0..i1, R at a time; what is left over joins targets that are done again.
+// The same for targets i0..i1, R at a time; the last R may include targets that were done before.
 template <int R = kParts == 1 ? 8 : 12 / kParts, class Real>
 void enter_from_earlier_tiles(int t, int tile0, int i0, int i1, Way<Real>* way) {
   if (i1 - i0 + 1 >= R) {
@@ -140,7 +142,8 @@ void enter_from_earlier_tiles(int t, int tile0, int i0, int i1, Way<Real>* way) 
   }
 }
 
-// Target i in tile t: what comes from earlier tiles and, through the triangle, from this one.
+// Computes target i in tile t, from what enters from earlier tiles and, through the triangle, from
+// tile t itself.
 template <class Real>
 inline __attribute__((always_inline)) void walk_through_tile(const Packed<Real>& packed,
                                                              Way<Real>* way, int t, int i) {
@@ -172,7 +175,7 @@ inline __attribute__((always_inline)) void walk_through_tile(const Packed<Real>&
     }
     if (before_exp != kNone) {
       const Lanes<Real>* edge = way->block[t];
-      const Real* mass = out.mass[at - 1].at;  // still on its way to memory
+      const Real* mass = out.mass[at - 1].at;  // just written, still on its way to memory
       Vec<Real> sum[4] = {};
       for (int q = 0; q < T; ++q) sum[q % 4] += load(edge[q].at) * mass[q];
       reach += scaled<Real>((sum[0] + sum[1]) + (sum[2] + sum[3]), before_exp - unit);
@@ -190,9 +193,9 @@ inline __attribute__((always_inline)) void walk_through_tile(const Packed<Real>&
   way->row_exp[i] = larger(way->row_exp[i], way->before_exp);
 }
 
-// One or both directions of a row, in step, as neither fills a processor's pipes by itself;
-// exponents of their sweeps must be kNone before. All their mantissas are written if the result is
-// kTiled, which says nothing yet about exactness, see is_exact.
+// Sweeps one or both directions of a row. Both run in step, as neither fills the processor's
+// pipelines by itself. The exponents of their sweeps must be kNone on entry. If the result is
+// kTiled, all mantissas are written; whether they are exact is for is_exact to tell.
 template <int D, class Real>
 Status sweep_tiles(const Graph<Real>& g, const EdgeScan& scan, Packed<Real>* packed,
                    Way<Real> (&ways)[D]) {
@@ -221,17 +224,18 @@ Status sweep_tiles(const Graph<Real>& g, const EdgeScan& scan, Packed<Real>* pac
   return kTiled;
 }
 
-// Whether the two sweeps hold the likelihood to within rounding: all that was added to either,
-// weighted with the most the other can make of it, against the likelihood itself.
+// Whether the two sweeps give the likelihood to within rounding. Compares with the likelihood all
+// that was added to either sweep, weighted with an upper bound of the other direction.
 template <class Real>
 bool is_exact(const Walk& walk, const Sweep<Real>& alpha, const Sweep<Real>& beta) {
   const int m = walk.m, nt = walk.num_tiles;
   const int total_exp = alpha.total_exp(walk);
   const Real total = alpha.total(walk);
   if (total_exp == kNone || !(total > 0)) return false;
-  // Added per tile: twice to T states; what reaches one is below 2^head in its units.
+  // A lift is added twice to each of the T states of a tile; their reach in the other direction is
+  // below 2^head in its units.
   const double most = std::ldexp(2.0 * lift_of_emitted<Real>(walk.n) * walk.tile, Simd<Real>::head);
-  // Of a weight beyond all bounds 2^1000 is enough.
+  // Weights are cut at 2^1000: that is more than any likelihood tolerates, and cannot overflow.
   const auto power = [&](int e) { return power_of_two<double>(smaller(e - total_exp, 1000)); };
   double sum = 0;
   for (int t = 0; t < nt; ++t) {

@@ -1,9 +1,9 @@
-// fiber_shim.h -- runs one thread block on a CPU, its threads as fibers, for tests.
+// fiber_shim.h -- runs one thread block on a CPU, with fibers as its threads, for tests.
 //
-// A fiber runs until it meets a barrier or ends; whoever is left runs next, in an order shuffled
-// anew each round (seed 0: in order). So whatever two threads do between two barriers happens in
-// either order, sooner or later, which is what a GPU may do; only true simultaneity is missing.
-// Shared memory starts as NaN. Threads that wait for others that have left are reported.
+// A fiber runs until it reaches a barrier or ends; then the next one runs. Their order is shuffled
+// anew for each round (seed 0 keeps it). So what two threads do between two barriers happens sooner
+// or later in either order, as it may on a GPU; only true simultaneity is missing. Shared memory
+// starts as NaN. Threads that wait for others that have already ended are reported.
 #pragma once
 #include <ucontext.h>
 
@@ -20,13 +20,13 @@ class FiberBlock {
  public:
   explicit FiberBlock(uint64_t seed) : seed_(seed), random_(seed) {}
 
-  // body(thread) for all threads; false if some waited for others that never came.
+  // Runs body(thread) for all threads; false if some waited for others that never came.
   template <class Body>
   bool run(int num_threads, size_t shared_bytes, const Body& body) {
     call_ = [](const void* function, int thread) { (*static_cast<const Body*>(function))(thread); };
     body_ = &body;
     shared_.assign(shared_bytes / sizeof(double) + 1, NAN);
-    // Numbers of either size and integers: all bits set is NaN as a float and as a double.
+    // Shared memory holds floats, doubles and integers; all bits set is NaN in both float types.
     std::memset(shared_.data(), 0xff, shared_.size() * sizeof(double));
     exchange_.assign(num_threads * 2, 0);
     state_.assign(num_threads, kReady);
@@ -113,7 +113,7 @@ class FiberBlock {
   int current_ = 0;
 };
 
-// The context of dag_block.h, of one thread of a block on a CPU.
+// The context of one thread of a block on a CPU, as described in dag_block.h.
 class FiberThread {
  public:
   FiberThread(FiberBlock* block, int thread, int num_threads)
@@ -125,7 +125,7 @@ class FiberThread {
   void sync_warp() { block_->wait_for_warp(thread_); }
   template <class T>
   T from_previous_lane(T x) {
-    parity_ ^= 1;  // the slots of the exchange before may not have been read yet
+    parity_ ^= 1;  // the slots of the previous exchange may not have been read yet
     std::memcpy(&block_->slot(thread_, parity_), &x, sizeof x);
     sync_warp();
     std::memcpy(&x, &block_->slot(thread_ - (thread_ % 32 > 0), parity_), sizeof x);
@@ -137,7 +137,7 @@ class FiberThread {
   }
   double exp2(double x) const { return std::exp2(x); }
   float exp2(float x) const {
-#ifdef DAG_ROUGH_EXP2  // off by as much as a GPU may be, either way
+#ifdef DAG_ROUGH_EXP2  // an error as large as a GPU's may be, of either sign
     int32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
     return std::exp2(x) * (bits % 2 ? 1 + 0x1p-22f : 1 - 0x1p-22f);

@@ -42,8 +42,8 @@ if TYPE_CHECKING:  # neither help nor a mistyped option has to wait for torch
     import torch
 
 ABOUT = {
-    "dag": "the dynamic programme: every alignment backend",
-    "step": "a training step: ExLM beside MLM",
+    "dag": "time the dynamic programme with every alignment backend",
+    "step": "time a training step of ExLM and of MLM",
 }
 RECIPE = "text-tiny"
 _COLUMNS = "{:>15} {:<13} {:>10} {:>10} {:>7} {:>9} {:>8}"
@@ -55,14 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     for name, about in ABOUT.items():
         sub = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
         add = sub.add_argument
-        add("--output", type=Path, metavar="FILE", help="write the records, one JSON list")
+        add("--output", type=Path, metavar="FILE", help="also write the records here, as JSON")
         add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
         add(
-            "--threads", type=of(Threads), metavar="N", help="of the CPU; default PyTorch's own"
-        )
+            "--threads", type=of(Threads), metavar="N",
+            help="number of CPU threads; default: PyTorch's own",
+        )  # fmt: skip
         if name == "step":
             recipe = (
-                f"the settings, default {RECIPE}; its data are the embedded ones of its kind"
+                f"recipe of the model, default {RECIPE}; run on embedded data of the same kind"
             )
             add("--recipe", metavar="NAME", default=RECIPE, help=recipe)
         if name == "dag":
@@ -70,10 +71,10 @@ def _parser() -> argparse.ArgumentParser:
                 "--shape", type=_shape, action="append", metavar="B,M,L",
                 help="rows, targets, states; may be given several times",
             )  # fmt: skip
-            add("--sharp", action="store_true", help="graphs like those of a trained model")
+            add("--sharp", action="store_true", help="use graphs like those of a trained model")
             add(
                 "--extra-backend", type=Path, action="append", default=[], metavar="PATH",
-                help="a file with another, or a checkout of the released code",
+                help="file that defines another backend, or a checkout of the released code",
             )  # fmt: skip
     return parser
 
@@ -86,8 +87,8 @@ def _shape(text: str) -> Shape:
         raise argparse.ArgumentTypeError(f"'{text}' must be three numbers B,M,L") from None
     if not (min(shape) >= 1 and (1 < shape.M <= shape.L or shape.M == shape.L)):
         raise argparse.ArgumentTypeError(
-            f"{shape}: {shape.M} targets have no path through {shape.L} states; at least B is 1, M "
-            "is 2, and L is M"
+            f"{shape}: {shape.M} targets have no path through {shape.L} states; B must be "
+            "at least 1, M at least 2, and L at least M"
         )
     return shape
 

@@ -42,9 +42,10 @@ from exlm_mini.training.console import exit_code, say
 def _parser() -> Parser:
     parser = command_parser("python -m exlm_lab.embed", __doc__)
     add = parser.add_argument
-    add("model", type=Path, metavar="MODEL", help="a run, or a shipped model")
+    add("model", type=Path, metavar="MODEL", help="--output of pretrain, or a shipped model")
     add("table", type=Path, metavar="TABLE", help="rows to embed")
-    add("--column", required=True, metavar="NAME", help="of TABLE, with texts or molecules")
+    column = "column of TABLE with the texts or molecules"
+    add("--column", required=True, metavar="NAME", help=column)
     add("--output", type=Path, required=True, metavar="FILE", help=".npy or .parquet")
     add("--batch-size", type=of(Count), default=64, metavar="N", help="default 64")
     return parser
@@ -86,7 +87,7 @@ def run(options: Any) -> None:
                 notes.setdefault(kind, f"from row {first} on: {line}")
 
             vectors_BD, reasons = model.vectors(list(column), options.batch_size, note)
-            tell(reasons, "row {}", "it gets no vector", say, first)
+            tell(reasons, "row {}", "this row gets no vector", say, first)
             rows = vectors_BD.numpy()
             num_read += len(rows) - len(reasons)
             if not is_array:

@@ -103,11 +103,11 @@ class Request(NamedTuple):
         cleaning = self.reading.cleaning(pretrained.tokenizer)
         how = self.reading, cleaning, files
         own, splits = load_table(str(options.table), parts, own, *how)
-        for what, name in (("it", "rejected"), ("the cell", "cells_left_out")):
+        for what, name in (("row", "rejected"), ("cell", "cells_left_out")):
             faults = splits.notes.get(name, [])
             for table in dict.fromkeys(fault["table"] for fault in faults):
                 reasons = {f["row"]: f["why"] for f in faults if f["table"] == table}
-                tell(reasons, "row {}", f"{what} is left out of {table}", say)
+                tell(reasons, "row {}", f"this {what} of {table} is left out", say)
         return make_problem(own, splits, pretrained, most)
 
 
@@ -115,16 +115,20 @@ def _parser() -> Any:
     groups = {"train": TuneConfig, "data": ReadingConfig}
     parser = settings_parser("python -m exlm_lab.finetune", __doc__, groups)
     add = parser.add_argument
-    add("table", nargs="?", type=Path, metavar="TABLE", help="a table of yours")
-    add("--column", nargs="+", metavar="NAME", help="of TABLE, with the texts or molecules")
+    add("table", nargs="?", type=Path, metavar="TABLE", help="your own table")
+    columns = "columns of TABLE with the texts or molecules"
+    add("--column", nargs="+", metavar="NAME", help=columns)
     add(
         "--target", nargs="+", action="extend", metavar="NAME",
-        help="of TABLE, with the answers",
+        help="columns of TABLE with the answers",
     )  # fmt: skip
-    kinds = "what a target of numbers is; default: 0 and 1 are classes, others a regression"
+    kinds = (
+        "how to treat a target of numbers; default: 0 and 1 as classes, other numbers as a "
+        "regression"
+    )
     add("--kind", choices=[*KINDS], help=kinds)
-    add("--validation", type=Path, metavar="TABLE", help="rows to choose the epoch by")
-    add("--test", type=Path, metavar="TABLE", help="rows that are reported")
+    add("--validation", type=Path, metavar="TABLE", help="rows for choosing the best epoch")
+    add("--test", type=Path, metavar="TABLE", help="rows for the reported scores")
     add(
         "--task", nargs="+", default=[], metavar="NAME",
         help=f"{', '.join(INPUT_OF)}; default: the recipe's, else an embedded one",
@@ -137,7 +141,7 @@ def _parser() -> Any:
     add(
         "--data", type=Path, dest="source", metavar="PATH",
         help="directory with the benchmark's files: GLUE's folders, SQuAD's JSON, MoleculeNet's "
-        "CSV; default: hub",
+        "CSV; default: the Hugging Face hub",
     )  # fmt: skip
     add("--output", type=Path, metavar="DIR", help="default runs/finetune-<time>")
     add("--recipe", metavar="NAME", help=f"{', '.join(recipe_names(TUNING))}, or a .yaml")
@@ -151,7 +155,8 @@ def _parser() -> Any:
     add("--grid", action="store_true", help="try all settings of the recipe, report the best")
     add("--dry-run", action="store_true", help="print rows, runs, steps and time, and stop")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    add("--threads", type=of(Threads), metavar="N", help="of a CPU; default: as it was trained")
+    threads = "number of CPU threads; default: as in pre-training"
+    add("--threads", type=of(Threads), metavar="N", help=threads)
     add(
         "--max-unknown", type=of(Share), default=MAX_UNKNOWN, metavar="X",
         help=f"largest share of [UNK] among the training tokens; default {MAX_UNKNOWN:g}",
@@ -168,7 +173,7 @@ def parse(argv: list[str]) -> Request:
     if options.recipe is not None:
         recipe = load_recipe(options.recipe, TUNING)
     elif options.grid:
-        raise UserError("--grid needs a --recipe with the values to try, finetune/table-11")
+        raise UserError("--grid needs a --recipe with values to try, such as finetune/table-11")
     for task in options.task if options.table is None else ():
         check_task(task)
         if recipe.spaces and task not in recipe.spaces:
@@ -196,7 +201,7 @@ def _check_table(options: Any) -> None:
     if options.table is None:
         for name in of_table:
             if getattr(options, name) is not None:
-                raise UserError(f"--{name} is for a TABLE of yours; give one, or drop it")
+                raise UserError(f"--{name} is for a TABLE of your own; give one, or drop it")
         return
     for name in ("column", "target"):
         if getattr(options, name) is None:
@@ -208,7 +213,7 @@ def _check_table(options: Any) -> None:
     }  # fmt: skip
     for name, value in of_paper.items():
         if value:
-            raise UserError(f"--{name} is for a task of the paper; drop it, or drop TABLE")
+            raise UserError(f"--{name} is for tasks of the paper; drop it, or drop TABLE")
     if len(options.column) > 2:
         raise UserError(
             f"--column names {len(options.column)} columns; a model reads one or two"
@@ -223,7 +228,7 @@ def run(request: Request) -> bool:
     for number, table in enumerate(tables):
         check_file(table)
         if any(table.samefile(other) for other in tables[:number]):
-            raise UserError(f"{table} is named twice; its rows belong to one part")
+            raise UserError(f"{table} is given twice; use a different file for each part")
     model_directory(options.checkpoint)
     from exlm_lab.downstream.runs import plan
     from exlm_mini.reading.trained import load
@@ -248,7 +253,7 @@ def run(request: Request) -> bool:
         try:
             lines = _tune(request, pretrained, settings, device, should_stop)
         except StoppedError:
-            say(f"stopped; the same command with --output {output} goes on")
+            say(f"stopped; run the same command again with --output {output} to resume")
             return False
     print("\n".join(lines))
     print(f"results: {output / 'results.json'}")
@@ -265,12 +270,12 @@ def _tasks(request: Request, pretrained: Trained) -> list[str]:
     if not tasks and kind in EMBEDDED:
         tasks = [EMBEDDED[kind]]
     if not tasks:
-        raise UserError(f"no task of {kind} is embedded; give a TABLE, or name a --task")
+        raise UserError(f"no embedded task reads {kind}; give a TABLE, or name a --task")
     others = [task for task in tasks if INPUT_OF[task] != kind]
     if others and (options.task or others == tasks):
         needed = INPUT_OF[others[0]]
         raise UserError(
-            f"{others[0]} consists of {needed}, and {pretrained.path} was trained on {kind}; give "
+            f"{others[0]} consists of {needed}, but {pretrained.path} was trained on {kind}; give "
             f"a checkpoint that was trained on {needed}"
         )
     return [task for task in tasks if task not in others]

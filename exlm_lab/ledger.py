@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from exlm_mini.config.checks import UserError, mistake_in
 from exlm_mini.data.files import ANOTHER
 
-MADE_AGAIN = "delete it, and the run is made again"
+MADE_AGAIN = "delete it and the run will be repeated"
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -31,7 +31,9 @@ def parsed(kind: type[T], content: Any, where: object, remedy: str = ANOTHER) ->
         return kind.model_validate(content)
     except ValidationError as error:
         reason = mistake_in(error)
-        raise UserError(f"{where} is damaged or of another kind ({reason}); {remedy}") from None
+        raise UserError(
+            f"{where} is damaged or not in the expected format ({reason}); {remedy}"
+        ) from None
 
 
 def check_identity(

@@ -43,7 +43,7 @@ def _parser() -> Parser:
         metavar="FILE",
         help=".csv, .tsv, .jsonl or .parquet",
     )
-    columns = "of TABLE, with the texts or molecules; default: as in training"
+    columns = "columns of TABLE with the texts or molecules; default: as in training"
     add("--column", nargs="+", metavar="NAME", help=columns)
     add("--batch-size", type=of(Count), default=64, metavar="N", help="default 64")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")

@@ -99,7 +99,7 @@ def with_data(runs: list[Run], runner: Runner) -> list[Run]:
     if all(reasons):
         raise UserError(reasons[0])
     for reason in dict.fromkeys(filter(None, reasons)):
-        say(f"what needs it is left out: {reason}")
+        say(f"some runs are skipped: {reason}")
     return [run for run, reason in zip(runs, reasons, strict=True) if not reason]
 
 
@@ -119,8 +119,8 @@ def work(runs: list[Run], output: Path, runner: Runner) -> None:
     left = [run for run in possible if not ledgers[run.sweep].record(run.cell, run.seed)]
     if not left:
         say(
-            f"{len(possible)} of {len(possible)} recorded in {output}; --report prints them, "
-            "another --output makes them again"
+            f"{len(possible)} of {len(possible)} runs are recorded in {output}; print them with "
+            "--report, or choose another --output to repeat them"
         )
     diverged = []
     for number, (name, cell, seed) in enumerate(left, start=1):
@@ -140,7 +140,7 @@ def work(runs: list[Run], output: Path, runner: Runner) -> None:
             seconds = sum(record["seconds"].values())
             print(f"{cell.name} seed {seed}: {seconds:.0f} s", flush=True)
     if diverged:
-        raise UserError(f"not recorded, see above: {', '.join(diverged)}")
+        raise UserError(f"diverged and not recorded, see above: {', '.join(diverged)}")
 
 
 def _refuse_changes(output: Path) -> None:
@@ -149,8 +149,9 @@ def _refuse_changes(output: Path) -> None:
 
     if os.path.realpath(output) == os.path.realpath(OUTPUT) and "with changes" in commit():
         raise UserError(
-            "the checkout has changes, and a record could not say of what it is; commit them, "
-            "start from a worktree (git worktree add DIR HEAD), or choose another --output"
+            "the checkout has uncommitted changes, so records could not name the code they were "
+            "made with; commit them, start from a worktree (git worktree add DIR HEAD), or choose "
+            "another --output"
         )
 
 
@@ -172,7 +173,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             work(queue(sweeps, options.seeds), options.output, runner)
         except StoppedError:
-            say("stopped; the same command goes on")
+            say("stopped; run the same command again to resume")
             return INTERRUPTED
     return 0
 
@@ -193,7 +194,7 @@ def listing(options: argparse.Namespace) -> int:
             settings = ", ".join(f"{key} {value}" for key, value in cell.settings.items())
             row = f"; {cell.paper[0]}, {cell.paper[1]}" if cell.paper else ""
             text = (
-                f"{cell.name}: {num_made} of {num}; {cell.base}, {settings or 'as it is'}{row}"
+                f"{cell.name}: {num_made} of {num}; {cell.base}, {settings or 'unchanged'}{row}"
             )
             print(f"  {text}")
     return 0
@@ -206,7 +207,7 @@ def report(options: argparse.Namespace) -> int:
     of_runs = options.data or options.device != "auto" or options.work != WORK
     if options.only or options.seeds or of_runs:
         raise UserError(
-            "--report is of whole sweeps, and runs nothing; leave out --only, --seeds, --work, "
+            "--report covers whole sweeps and runs nothing; leave out --only, --seeds, --work, "
             "--data and --device"
         )
     names = list(select(options.names))
@@ -228,24 +229,24 @@ def _parser() -> Parser:
     parser = command_parser("python -m exlm_lab.sweep", __doc__)
     add = parser.add_argument
     names = [f"{one.name}: {one.about}" for one in others]
-    names.append(f"{STUDY}: {', '.join(study)}, which can be named alone, too")
+    names.append(f"{STUDY}: {', '.join(study)}, each of which can also be named alone")
     add("names", nargs="+", metavar="NAME", help="; ".join(names))
-    only = "cells, by name or pattern: 'toy-*' (see --list)"
+    only = "run only these cells, by name or pattern such as 'toy-*' (see --list)"
     add("--only", nargs="+", metavar="CELL", help=only)
-    seeds = "default: those of each cell"
+    seeds = "seeds to run; default: those of each cell"
     add("--seeds", nargs="+", type=of(Seed), default=[], metavar="N", help=seeds)
     output = f"records go to DIR/NAME.jsonl; default {OUTPUT}"
     add("--output", type=Path, default=OUTPUT, metavar="DIR", help=output)
-    work = f"where models are trained, and kept; default {WORK}"
+    work = f"where models are trained and kept; default {WORK}"
     add("--work", type=Path, default=WORK, metavar="DIR", help=work)
-    data = "the files of a downstream task that is not embedded, see finetune"
+    data = "files of a downstream task that is not embedded, as for finetune"
     add("--data", type=Path, metavar="DIR", help=data)
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.set_defaults(action=run)
     actions = parser.add_mutually_exclusive_group()
     for option, action, text in (
-        ("--list", listing, "print the cells and what is recorded, and stop"),
-        ("--report", report, "print what came out, and stop"),
+        ("--list", listing, "print the cells and how many runs are recorded, and stop"),
+        ("--report", report, "print the results, and stop"),
     ):
         actions.add_argument(
             option, action="store_const", dest="action", const=action, help=text

@@ -42,12 +42,12 @@ def report() -> Iterator[str]:
             ("processor", f"{about['cpu']}, {about['num_cpus']} CPUs"),
             ("Python", f"{about['python']}, {sys.executable}"),
             ("PyTorch", f"{about['torch']}, {cuda}, {torch.get_num_threads()} CPU threads"),
-            *([("GPU", gpu) for gpu in gpus] or [("GPU", "none for PyTorch")]),
+            *([("GPU", gpu) for gpu in gpus] or [("GPU", "none that PyTorch can use")]),
         ],
-        "to build with": [
+        "compilers": [
             ("C++ compiler", _found(build.cxx)),
             ("nvcc", _found(build.nvcc)),
-            ("kept in", str(build.cache_dir())),
+            ("cache folder", str(build.cache_dir())),
         ],
         "optional libraries": [(name, _version(packages.get(name), name)) for name in EXTRAS],
         "backend that auto uses": automatic,
@@ -66,12 +66,12 @@ def report() -> Iterator[str]:
 
 
 def verdict(name: str, device: str) -> str:
-    """A backend's largest errors with ``right`` or ``WRONG``, or ``not here`` with the reason."""
+    """A backend's largest errors with ``right`` or ``WRONG``, or why it is ``not available``."""
     from exlm_mini.alignment import BACKENDS
     from exlm_mini.alignment.check import TOLERANCE, largest_error
 
     if (reason := BACKENDS[name].why_not(device.partition(":")[0])) is not None:
-        return f"not here: {reason}"
+        return f"not available: {reason}"
     errors, wrong = [], ""
     for dtype, tolerance in TOLERANCE.items():
         try:
@@ -96,7 +96,7 @@ def _found(find: Callable[[], str]) -> str:
 def _version(packages: list[str] | None, module: str) -> str:
     """The version of an optional library, or the extra that installs it if it is missing."""
     if packages is None:
-        return f"missing, it comes with the extra {EXTRAS[module]}"
+        return f"not installed; it comes with the extra {EXTRAS[module]}"
     return importlib.metadata.version(packages[0])
 
 
@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
         for line in report():
             print(line)
             is_right &= "  WRONG: " not in line
-        print("\nevery result is right" if is_right else "\nSOME RESULTS ARE WRONG: see above")
+        print("\nall results are right" if is_right else "\nSOME RESULTS ARE WRONG: see above")
         return 0 if is_right else 1
 
     return exit_code(command, unread=0)

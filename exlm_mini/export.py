@@ -91,14 +91,14 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     parser = command_parser("python -m exlm_mini.export", __doc__)
     parser.add_argument(
-        "run", type=Path, metavar="RUN", help="a training run, or a model that ships"
+        "run", type=Path, metavar="RUN", help="a training run, or a shipped model"
     )
     parser.add_argument("output", type=Path, metavar="OUT", help="directory to write")
 
     def command() -> None:
         found = parser.parse_args(argv)
         if found.output.exists() and any(found.output.iterdir()):
-            raise UserError(f"{found.output} is not empty; name another directory")
+            raise UserError(f"{found.output} is not empty; choose another directory")
         run = model_directory(found.run)
         from exlm_mini.reading.trained import load
 

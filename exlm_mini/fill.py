@@ -54,8 +54,8 @@ def table(trained: Trained, text: str, filled: Filled, top: int) -> Iterator[str
         words = [f" {visible(tokenizer, i)}" for i in reading.token_ids_S.tolist()]
         yield f"path    {' -> '.join(map(str.__add__, path, ['', *words, '']))}"
         yield f"        {_amount(graph.log_path)}, the best path: its transitions and tokens"
-        yield f"joint   {joint}, these tokens by all paths"
-        yield f"fit     {_amount(graph.log_fit)}, one step per mask, whatever the tokens"
+        yield f"joint   {joint}, these tokens, summed over all paths"
+        yield f"fit     {_amount(graph.log_fit)}, probability of one step per mask, for any tokens"
     num_masks = len(reading.token_ids_S)
     yield "\nEach mask by itself: likeliest tokens"
     masks = list(map(str, range(1, num_masks + 1)))
@@ -73,7 +73,7 @@ def table(trained: Trained, text: str, filled: Filled, top: int) -> Iterator[str
     log_token_XV = states.log_token_LV[list(shown)]
     yield from _token_lines(tokenizer, list(shown.values()), log_token_XV, top)
     if graph is not None:
-        yield "\nTransitions: the row hands over to the column"
+        yield "\nTransitions: probability of going from the row's state to the column's"
         yield from _matrix_lines(states.labels, graph.log_transition_LL.exp().tolist())
 
 
@@ -123,12 +123,12 @@ def _parser() -> argparse.ArgumentParser:
     add("text", help=f"text, SMILES or toy sentence with {MASK}")
     add(
         "--run", type=Path, metavar="DIR",
-        help=f"--output of a training run, or {' or '.join(SHIPPED)}, which are shipped; default: "
-        f"the newest below {RUNS}/, else one that is shipped",
+        help=f"--output of a training run, or a shipped model ({', '.join(SHIPPED)}); default: the "
+        f"newest run below {RUNS}/, else a shipped model",
     )  # fmt: skip
-    top = "tokens per mask and state; default 5"
+    top = "number of tokens to show per mask and state; default 5"
     add("--top", type=of(Count), default=5, metavar="N", help=top)
-    html = "also write the graph to explore in a browser"
+    html = "also write a page to explore the graph in a browser"
     add("--html", type=Path, metavar="FILE", help=html)
     return parser
 
@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> None:
     """Fill the text with the chosen model and print the result; write the page of ``--html``."""
     if arguments.html is not None and arguments.html.suffix != ".html":
-        raise UserError(f"--html is {arguments.html}; give the page a name that ends in .html")
+        raise UserError(f"--html is {arguments.html}; give a name that ends in .html")
     directory = arguments.run
     if directory is None:
         directory = newest_run(RUNS)
@@ -144,7 +144,7 @@ def run(arguments: argparse.Namespace) -> None:
             say(f"reading the newest run, {directory}")
         else:
             directory = SHIPPED[name := shipped_for(arguments.text)]
-            say(f"no run below {RUNS}/: reading the small model '{name}' that is shipped")
+            say(f"no run below {RUNS}/: reading the small shipped model '{name}'")
     directory = model_directory(directory)
     from exlm_mini.reading.trained import load
 

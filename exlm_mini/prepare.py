@@ -43,14 +43,16 @@ def _parser() -> Any:
     parser = settings_parser("python -m exlm_mini.prepare", text, {"data": DataConfig}, skip)
     add = parser.add_argument
     add("--source", nargs="+", action="extend", default=[], metavar="X",
-        help="where from: NAME, hub:ID or files; neighbouring files are one source")  # fmt: skip
-    add("--output", metavar="DIR", help="default corpora/<first source>")
-    add("--dry-run", action="store_true", help="print sizes, read no more")
+        help="what to read: NAME, hub:ID or files; consecutive files form one source")  # fmt: skip
+    add("--output", metavar="DIR", help="where to save; default corpora/<first source>")
+    add("--dry-run", action="store_true", help="only print the sizes; read no documents")
     add("--workers", type=of(Threads), default=len(os.sched_getaffinity(0)), metavar="N",
-        help="processes; default: one per core")  # fmt: skip
-    add("--seed", type=of(Seed), default=1, metavar="N", help="of the split; default 1")
+        help="number of processes; default: one per core")  # fmt: skip
+    add("--seed", type=of(Seed), default=1, metavar="N",
+        help="seed of the train/validation split; default 1")  # fmt: skip
     add = parser.add_argument_group("molecules").add_argument
-    add("--largest-fragment", action="store_true", help="drop the other ones")
+    add("--largest-fragment", action="store_true",
+        help="keep only the largest fragment of each molecule")  # fmt: skip
     add("--strip-stereo", action="store_true", help="remove stereo marks")
     add("--canonical", action="store_true", help="write canonical SMILES")
     return parser
@@ -59,11 +61,13 @@ def _parser() -> Any:
 def _data(arguments: Any) -> DataConfig:
     """The data settings that the options ask for, with the sources checked."""
     if not arguments.source:
-        raise UserError("there is nothing to prepare; name a --source")
+        raise UserError("there is nothing to prepare; give a --source")
     usual = {"kind": kind_of(arguments.source) or "text", "source": tuple(arguments.source)}
     settings = usual | given(arguments, "data.")
     if settings["kind"] == "toy":
-        raise UserError("data.kind toy is not read from anywhere; pretrain draws it by itself")
+        raise UserError(
+            "data.kind toy needs no preparation; pretrain draws its sentences itself"
+        )
     data = DataConfig(**settings)
     check_sources(data)
     return data
@@ -88,7 +92,7 @@ def dry_run(data: DataConfig, arguments: Any) -> None:
             print(f"        licence: {hub.licence}")
         megabytes = None if size.text_bytes is None else size.text_bytes / MEGABYTE
         print(f"        {_about(size.documents)} documents, {_about(megabytes)} MB of text")
-    print(f"tokens  {_about(tokens)}")
+    print(f"tokens  {'unknown' if tokens is None else _about(tokens)}")
     print(f"output  {_output(arguments)}, by {arguments.workers} processes")
 
 
@@ -124,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments: Any = _parser().parse_args(argv)
         (dry_run if arguments.dry_run else run)(_data(arguments), arguments)
 
-    return exit_code(command, interrupted="interrupted; the same command goes on")
+    return exit_code(command, interrupted="interrupted; run the same command again to resume")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
         example = summarise(config, corpus, output, trainer)
         text = shlex.quote(example)
         run = shlex.quote(str(output))
-        say(f"to look into it: {this_python()} -m exlm_mini.fill {text} --run {run}")
+        say(f"to try the model: {this_python()} -m exlm_mini.fill {text} --run {run}")
     return 0
 
 
@@ -131,7 +131,10 @@ def _steps_in(
         start = end
     steps = max(1, round(60 * minutes * config.train.steps / seconds))
     steps = engine.same(steps)
-    engine.tell(f"{minutes:g} minutes are about {steps:,} steps here, by the speed of a few")
+    engine.tell(
+        f"{minutes:g} minutes are about {steps:,} steps on this machine, estimated from a few "
+        "timed steps"
+    )
     return steps
 
 
@@ -158,8 +161,8 @@ def _train(
         is_complete = trainer.run(progress.show, should_stop)
     if not is_complete:
         engine.tell(
-            f"stopped at step {trainer.step} of {config.train.steps}; the same command "
-            f"with --output {shlex.quote(str(output))} goes on"
+            f"stopped at step {trainer.step} of {config.train.steps}; run the same command again "
+            f"with --output {shlex.quote(str(output))} to resume"
         )
     return trainer
 
@@ -170,8 +173,7 @@ def _train(
 def _command(argv: list[str]) -> int:
     if not argv:
         raise UserError(
-            "nothing is said of what to train; give a --recipe, smiles-tiny is a small one, or "
-            "see --help"
+            "nothing to train; give a --recipe (smiles-tiny is a small one), or see --help"
         )
     config, options = parse(argv)
     if options.dry_run:
@@ -184,9 +186,7 @@ def _command(argv: list[str]) -> int:
         return 0
     output = options.output
     if output is None and launched_rank() is not None:
-        raise UserError(
-            "under torchrun --output DIR is needed, so that a restart finds its checkpoints"
-        )
+        raise UserError("torchrun needs --output DIR, so that a restart finds its checkpoints")
     from exlm_mini.training.processes import start_engine
 
     engine = start_engine(config.train)

@@ -71,7 +71,7 @@ def chromium():
     api = pytest.importorskip("playwright.sync_api")
     executable = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if executable is None:
-        pytest.skip("no chromium: install it with apt-get, or name it in CHROMIUM")
+        pytest.skip("no chromium; install it with apt-get, or set CHROMIUM to its path")
     with api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         yield browser

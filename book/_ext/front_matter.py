@@ -54,7 +54,7 @@ def parameters(text: str) -> str:
     options = text.removesuffix(" without transitions")
     config = parse(["--recipe", "text-tiny", *shlex.split(options)]).config
     if config.model.vocab_size is None:
-        raise ValueError(f"'{options}' names no --model.vocab_size")
+        raise ValueError(f"'{options}' does not set --model.vocab_size")
     cost = estimate(config, config.model.vocab_size, config.data.block_length)
     count = cost.num_parameters
     if options != text:

@@ -68,7 +68,7 @@ def entropies(record: dict[str, Any]) -> tuple[float, float]:
     from exlm_mini.data.toy_grammars import grammar
 
     if record["config"]["data"]["kind"] != "toy":
-        raise ValueError(f"{record['command']} did not read a toy language")
+        raise ValueError(f"{record['command']} was not trained on a toy language")
     language = grammar(record["config"]["data"]["grammar"])
     masked_N = language.mask()
     return language.joint_entropy_bits(masked_N), language.marginal_entropy_bits(masked_N)
@@ -86,7 +86,7 @@ def recorded(text: str) -> str:
     try:
         name, objective, what = text.split()
     except ValueError:
-        raise ValueError(f"want NAME OBJECTIVE WHAT, got '{text}'") from None
+        raise ValueError(f"expected NAME OBJECTIVE WHAT, got '{text}'") from None
     runs = [r for r in runs_of(name) if objective in r["validation"]]
     if not runs:
         raise ValueError(f"no run named '{name}' trained {objective}")
@@ -114,13 +114,13 @@ def recorded(text: str) -> str:
             return span(arrived)
         case "row-stayed":
             return span(stayed)
-    raise ValueError(f"'{what}' is nothing a record holds")
+    raise ValueError(f"'{what}' is not something a record holds")
 
 
 def span(numbers: list[float], digits: int = 3) -> str:
     """Numbers as text: the only one, or the smallest and the largest, such as "1.2 to 3.4"."""
     if not numbers:
-        raise ValueError("no run is left")
+        raise ValueError("there are no numbers to show")
     low, high = (str(rounded(number, digits)) for number in (min(numbers), max(numbers)))
     return low if low == high else f"{low} to {high}"
 

@@ -50,7 +50,7 @@ def sweep(text: str) -> str:
             number = _of_grid(name, kind, metric, statistic)
         case _:
             raise ValueError(
-                f"want NAME CELL METRIC or NAME INPUT METRIC STATISTIC, got '{text}'"
+                f"expected NAME CELL METRIC or NAME INPUT METRIC STATISTIC, got '{text}'"
             )
     if number == EMPTY:
         raise ValueError(f"the records do not hold '{text}'")
@@ -64,7 +64,7 @@ def _of_cell(name: str, cell: str, metric: str) -> str:
 
 def _of_grid(name: str, kind: str, metric: str, statistic: str) -> str:
     if statistic not in STATISTICS:
-        raise ValueError(f"'{statistic}' is none of {', '.join(STATISTICS)}")
+        raise ValueError(f"'{statistic}' is not one of {', '.join(STATISTICS)}")
     grids = grid(runs(name).query("input == @kind"), metric)
     is_in_points = metric == DOWNSTREAM and statistic.startswith("change")
     return shown(over_seeds(STATISTICS[statistic].of, grids), 1 if is_in_points else 2, "+")
@@ -144,7 +144,7 @@ def score(name: str) -> str:
 def tally(text: str) -> str:
     """How many verdicts of planned claims, or of unplanned ones, are for, against and undecided."""
     if text not in ("planned", "unplanned"):
-        raise ValueError(f"'{text}' is neither planned nor unplanned")
+        raise ValueError(f"expected planned or unplanned, got '{text}'")
     verdicts = [s.verdict for s in scores() if s.verdict.is_planned == (text == "planned")]
     count = Counter(verdict.word.partition(",")[0] for verdict in verdicts)
     words = ", ".join(f"{count[word]} {word}" for word in ("for", "against", "undecided"))

@@ -94,7 +94,9 @@ def forward_and_backward(function: LogLikelihood, graph: Graph) -> tuple[Tensor,
     B = len(graph.num_targets_B)
     if log_likelihood_B.shape != (B,):
         shape = tuple(log_likelihood_B.shape)
-        raise ValueError(f"it must return one log-likelihood per row, ({B},), not {shape}")
+        raise ValueError(
+            f"it must return one log-likelihood per row, shape ({B},), not {shape}"
+        )
     return log_likelihood_B.detach(), *torch.autograd.grad(log_likelihood_B.sum(), scores)
 
 
@@ -103,7 +105,7 @@ def load_extra_backend(path: Path) -> LogLikelihood:
     file, name = path, "log_likelihood"
     if path.is_dir():
         file, name = path / RELEASED, "torch_dag_loss"
-    remedy = f"give --extra-backend a file of Python that defines {name}"
+    remedy = f"give --extra-backend a Python file that defines {name}"
     with reading(file, remedy, errors=Exception):  # code of others may raise anything
         loader = SourceFileLoader(f"extra_backend_{path.stem}", str(file))
         module = ModuleType(loader.name)
@@ -144,7 +146,7 @@ def backends(
     for path in extra:
         if path.stem in functions:
             raise UserError(
-                f"--extra-backend {path}: the name '{path.stem}' is taken; rename it"
+                f"--extra-backend {path}: the name '{path.stem}' is taken; rename the file"
             )
         functions[path.stem] = load_extra_backend(path)
     return functions
@@ -173,7 +175,7 @@ def dag(
 
     def one(name: str) -> Record:
         if name in TERMS and TERMS[name](shape) > MOST_TERMS:
-            raise ValueError(f"more than {MOST_TERMS:,} terms")
+            raise ValueError(f"it would sum more than {MOST_TERMS:,} terms")
         call = partial(forward_and_backward, functions[name], graph)
         off = errors(call(), exact)
         finite = [error for error in off.values() if error is not None]

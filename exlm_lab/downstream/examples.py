@@ -67,7 +67,8 @@ def load_table(
     if not rows:
         first = min(left_out)
         raise UserError(
-            f"{source}: no row has a text and an answer; row {first} (from 0): {left_out[first]}"
+            f"{source}: no row has both a text and an answer; row {first} (from 0): "
+            f"{left_out[first]}"
         )
     if task.kind == "classes":
         labels = np.nan_to_num(labels[:, 0], nan=-1).astype(np.int64)
@@ -169,8 +170,8 @@ def _split(
     if len(parts) > 1:
         if how.split is not None:
             raise UserError(
-                f"{source}: the {' and '.join([*parts][1:])} rows come from files of their own, so "
-                f"--data.split {how.split} has nothing to split; drop it"
+                f"{source}: the {' and '.join([*parts][1:])} rows come from separate files, so "
+                f"--data.split {how.split} does not apply; drop it"
             )
         rule, ends = "files", np.cumsum([0, *map(len, parts.values())])
         bounds = zip(parts, ends, ends[1:], strict=False)
@@ -198,7 +199,7 @@ def _by_column(source: str, frame: Any, rows: list[int], name: str) -> dict[str,
     """Row numbers of each part, as the words in a column assign them."""
     if folded(name) not in map(folded, frame):
         raise UserError(
-            f"data.split is '{name}', no column of {source}; "
+            f"data.split is '{name}', which is not a column of {source}; "
             f"{nearest(name, [*RULES, *map(str, frame)])}"
         )
     cells = frame.iloc[:, find_column(source, frame, name)]

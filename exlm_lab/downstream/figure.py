@@ -68,7 +68,7 @@ def _roc(axis: Any, name: str, truth_R: np.ndarray, said_R: np.ndarray) -> None:
     pair = truth_R[is_there_R], said_R[is_there_R]
     axis.plot(*roc_curve(*pair)[:2], label=f"{name}, {roc_auc_score(*pair):.2f}")
     axis.plot([0, 1], [0, 1], color="0.6", lw=0.8, zorder=0)
-    axis.set(xlabel="share of the others taken", ylabel="share found")
+    axis.set(xlabel="false positive rate", ylabel="true positive rate")
     axis.legend(title="area under the curve", fontsize="small")
 
 

@@ -68,5 +68,5 @@ def _part(folder: Path, split: str) -> Any:
 
     paths = sorted(folder.glob(f"{split}-*.parquet"))
     if not paths:
-        raise UserError(f"{folder} holds no {split}-*.parquet; give the hub's files")
+        raise UserError(f"{folder} holds no {split}-*.parquet; use the files from the hub")
     return pandas.concat(map(read_table, paths), ignore_index=True)

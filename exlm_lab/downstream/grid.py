@@ -51,7 +51,7 @@ def combinations(space: Space, base: TuneConfig) -> list[TuneConfig]:
 def check_seeds(name: str, seeds: tuple[int, ...]) -> None:
     """Refuse an empty list of seeds, and duplicates."""
     if not seeds or len(set(seeds)) < len(seeds):
-        raise UserError(f"{name} is {list(seeds)}; give different ones")
+        raise UserError(f"{name} is {list(seeds)}; give at least one seed, and none twice")
 
 
 def _tuning(name: str, said: dict[str, Any]) -> Tuning:

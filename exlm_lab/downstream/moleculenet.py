@@ -69,8 +69,8 @@ def read(name: str, data: Path | None = None) -> tuple[str, dict[str, Any], Task
         labels = [benchmark.label]
     if len(labels) != benchmark.num_labels:
         raise UserError(
-            f"{source}: {name} has {benchmark.num_labels} label column(s), found {len(labels)}: "
-            f"{', '.join(labels)[:300]}; give the file of {name}"
+            f"{source}: {name} has {benchmark.num_labels} label column(s), but this file has "
+            f"{len(labels)}: {', '.join(labels)[:300]}; give the file of {name}"
         )
     task = Task(name, "labels", (), "", "smiles", (column,), tuple(labels))
     return source, {"train": frame}, task

@@ -98,8 +98,8 @@ class Problem(NamedTuple):
 
 
 ANOTHER_OUTPUT = (
-    "choose another --output (a problem is the rows, targets and --kind, as this version reads "
-    "them)"
+    'choose another --output ("problem" means the rows, the targets and --kind, as this version '
+    "reads them)"
 )
 
 
@@ -225,8 +225,8 @@ def _check_known(task: Task, named: dict[str, Examples]) -> None:
             needed = 2 if is_number else int(part == "train")
             if len(known) < needed:
                 raise UserError(
-                    f"{task.name}: '{name}' is known in {len(known)} of the {part} rows, and "
-                    f"must be in at least {needed}; {remedy}"
+                    f"{task.name}: '{name}' has a value in only {len(known)} of the {part} rows "
+                    f"and needs at least {needed}; {remedy}"
                 )
             is_only = part == "train" and len(task.classes) == 1
             if (is_number or is_only) and np.ptp(known) == 0:
@@ -240,8 +240,8 @@ def _check_spread(task: Task, center_C: np.ndarray, spread_C: np.ndarray) -> Non
     step_C = np.abs(center_C) * np.finfo(np.float32).eps
     for c in np.flatnonzero(step_C > MOST_ROUNDED * spread_C):
         raise UserError(
-            f"{task.name}: '{task.classes[c]}' is {center_C[c]:.9g} ± {spread_C[c]:.3g}, and "
-            "float32 keeps seven digits; subtract a constant from it, such as its mean"
+            f"{task.name}: '{task.classes[c]}' is {center_C[c]:.9g} ± {spread_C[c]:.3g}, too "
+            "close together for float32 (seven digits); subtract a constant, such as the mean"
         )
 
 

@@ -74,11 +74,12 @@ def earlier_records(
     path = output / RESULTS
     if not path.exists():
         return {}
-    whole = read_json(path, "delete it, and it is written again from the runs in cells/")
+    whole = read_json(path, "delete it and it will be rewritten from the runs in cells/")
     if whole["checkpoint"]["sha256"] == pretrained.sha256:
         return whole["tasks"]
     report(
-        f"{path} is of another model, so it is written anew, without {', '.join(whole['tasks'])}"
+        f"{path} holds results of another model; it is overwritten, which drops "
+        f"{', '.join(whole['tasks'])}"
     )
     return {}
 
@@ -174,7 +175,7 @@ def _in_units(values: list[float], metric: str, report: str) -> str:
 def _beside_paper(tasks: dict[str, Any]) -> list[str]:
     """A row for each task and metric: our result, and those of MLM and ExLM in each of the paper's
     tables. Empty columns are dropped."""
-    rows = [("task", "metric, %", "rows", "reached", "over", "paper: MLM", "paper: ExLM")]
+    rows = [("task", "metric, %", "rows", "score", "seeds", "paper: MLM", "paper: ExLM")]
     for task, record in tasks.items():
         metric, part, scores = record["metric"], record["part"], record["scores"]
         lines = [(task, metric, part, task)]
@@ -227,20 +228,20 @@ def notes(record: dict[str, Any]) -> list[str]:
         "scored rows whose text is also in training": sum(
             known.get("also_in_train", {}).values()
         ),
-        "molecules lost stereo marks": known.get("stereo_removed"),
-        "labels counted": int(record["scores"][record["part"]].get("num_tasks", [0])[0]),
-        "seeds diverged and left out": len(record["diverged_seeds"]),
+        "molecules that lost stereo marks": known.get("stereo_removed"),
+        "labels in the mean": int(record["scores"][record["part"]].get("num_tasks", [0])[0]),
+        "seeds that diverged and were left out": len(record["diverged_seeds"]),
     }
     lines += [f"{what}: {count:,}" for what, count in counts.items() if count]
     if any(n["unknown_share"] for n in rows.values()):
         shares = [f"{part} {n['unknown_share']:.2%}" for part, n in rows.items()]
         lines.append(f"tokens that are [UNK]: {', '.join(shares)}")
     if record["baselines"]:
-        lines.append(f"reached on the {record['part']} rows, {_over(record)}")
+        lines.append(f"scores are on the {record['part']} rows, {_over(record)}")
     if record["changed"]:
-        lines.append(f"not the recipe's: {', '.join(record['changed'])}")
+        lines.append(f"settings that differ from the recipe: {', '.join(record['changed'])}")
     if record["part"] == "validation":
-        lines.append("epoch and setting are chosen on the rows that are reported")
+        lines.append("epoch and setting were chosen on the same rows that are reported")
     return lines
 
 

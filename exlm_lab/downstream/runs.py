@@ -198,8 +198,9 @@ def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...
     best_setting(runs, task)  # raises if all diverged
     if ledger.model is not None and fine_tuning(ledger.model) is None:
         raise UserError(
-            f"the runs are recorded in {ledger.directory / 'cells'}, but {ledger.model} has lost "
-            "its model; restore it from a copy, or delete both, and the runs are made again"
+            f"the runs are recorded in {ledger.directory / 'cells'}, but {ledger.model} no "
+            "longer has its model; restore it from a copy, or delete both and the runs will be "
+            "repeated"
         )
     return Result(task, chosen, runs, searched, ledger.problem.notes)
 

@@ -45,8 +45,8 @@ def intact_checkpoint(directory: Path, digests: Mapping[str, str]) -> str | None
 def _check_digest(checkpoint: Path, digests: Mapping[str, str]) -> None:
     if digest_of(checkpoint) != digests[checkpoint.name]:
         raise UserError(
-            f"{checkpoint} is damaged: its sha256 is another; restore it from a copy, or delete "
-            f"{checkpoint.parent}, and the run is made again"
+            f"{checkpoint} is damaged: its sha256 does not match; restore it from a copy, or "
+            f"delete {checkpoint.parent} and the run will be repeated"
         )
 
 

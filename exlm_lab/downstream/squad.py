@@ -129,7 +129,7 @@ def read_questions(
         else:
             questions.append(Question(id, text, context, tuple(golds), span))
     if not questions:
-        raise UserError(f"{source} has no question with its answer; give another file")
+        raise UserError(f"{source} has no question that can be used; give another file")
     return questions, num_left_out
 
 

@@ -48,8 +48,8 @@ def chunks(path: Path, size: int = CHUNK) -> Iterator[Any]:
     suffix = suffix_of(path)
     if suffix not in TABLES:
         raise UserError(
-            f"{path} is no table; give a {', '.join(TABLES)}, compressed or not, with the names of "
-            "its columns"
+            f"{path} is not a table; give a {', '.join(TABLES)}, compressed or not, with column "
+            "names"
         )
     read = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}[suffix]
     with reading(path, errors=csv.Error), open_decompressed(path) as stream:
@@ -83,7 +83,7 @@ def check_read(num_read: int, table: Path, columns: Collection[str]) -> None:
     """Refuse a table if none of its rows could be read: the columns are probably the wrong ones."""
     if num_read == 0 and num_rows(table) > 0:
         raise UserError(
-            f"no row of {table} could be read in {', '.join(columns)}; check --column"
+            f"no row of {table} could be read (column {', '.join(columns)}); check --column"
         )
 
 
@@ -189,8 +189,8 @@ def _parquet_writer(
         except (pyarrow.ArrowException, ValueError, OverflowError) as error:
             raise UserError(
                 f"'{name}' in rows {cells.index[0]} to {cells.index[-1]} (from 0) does not fit "
-                f"into a column of {path}, whose cells are of one type, that of the first rows "
-                f"({error}); choose another format"
+                f"into {path}, where a column has the type of its first rows ({error}); choose "
+                "another format"
             ) from None
 
     def write(frame: Any) -> None:
@@ -206,7 +206,9 @@ def _parquet_writer(
 
 def _check_names(path: Path, frame: Any) -> None:
     if twice := [*map(str, frame.columns[frame.columns.duplicated()])]:
-        raise UserError(f"{path} can hold only one column '{twice[0]}'; choose another format")
+        raise UserError(
+            f"{path} cannot hold two columns named '{twice[0]}'; choose another format"
+        )
 
 
 def _plain(cell: Any) -> Any:

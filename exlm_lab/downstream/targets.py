@@ -67,9 +67,10 @@ def encode(
     )
     kind: Kind = kinds[0] if len(set(kinds)) == 1 else "mixed"
     if "classes" in kinds and len(kinds) > 1:
+        name = task.targets[kinds.index("classes")]
         raise UserError(
-            f"{tables[0][0]}: '{task.targets[kinds.index('classes')]}' holds classes; several "
-            "targets are numbers, or 0 and 1: give it a command of its own"
+            f"{tables[0][0]}: '{name}' holds classes, but with several targets each must hold "
+            f"numbers, or 0 and 1; fine-tune on '{name}' in a separate command"
         )
     labels_RC = np.stack(labels, axis=1)
     for empty in np.flatnonzero(np.isnan(labels_RC).all(axis=1)):
@@ -122,13 +123,13 @@ def _encode(
         raise UserError(f"{column.of} holds only '{min(different)}'; name another column")
     if kind == "numbers":
         is_answer_D = np.abs(codes_D) < LARGEST
-        expected = f"a number below {LARGEST} or nothing"
+        expected = f"a number below {LARGEST} or an empty cell"
     elif kind == "labels":
         is_answer_D = np.isin(codes_D, (0, 1))
-        expected = "0, 1 or nothing"
+        expected = "0, 1 or an empty cell"
     else:
         is_answer_D = np.isin(codes_D, range(len(classes)))
-        expected = f"one of 0 to {len(classes) - 1}"
+        expected = f"a class from 0 to {len(classes) - 1}"
     is_missing_D = np.array([not word for word in column.words])
     codes_D = np.where(is_missing_D, np.nan, np.where(is_answer_D, codes_D, np.inf))
     labels_R = np.append(codes_D, np.nan)[column.words_R]
@@ -140,12 +141,12 @@ def _encode(
         row, why = next(iter(wrong.items()))
         raise UserError(
             f"{' row '.join(map(str, place(tables, row)))} (from 0): {why}, and {len(wrong):,} "
-            "rows are like it; name another column, or mend it"
+            "rows in all are wrong; name another column, or correct the cells"
         )
     if len(classes) > max(2, np.isfinite(labels_R).sum() / 2):
         raise UserError(
             f"{column.of} holds {len(classes):,} different words in {len(labels_R):,} "
-            "rows, a name rather than a class; name another column"
+            "rows, which look like names rather than classes; name another column"
         )
     reasons |= wrong
     return kind, classes, np.where(np.isinf(labels_R), np.nan, labels_R)
@@ -163,7 +164,7 @@ def _read(source: str, target: str, cells_R: np.ndarray) -> _Column:
     words = [unicodedata.normalize("NFC", str(cell)).strip() for cell in different]
     words = ["" if word in NO_WORDS else word for word in words]
     if not any(words):
-        raise UserError(f"{source}: {target} holds no answer; name another")
+        raise UserError(f"{source}: {target} holds no answers; name another column")
     times_D = np.bincount(words_R[words_R >= 0], minlength=len(words))
     numbers_D = np.array([_number(word) for word in words])
     return _Column(f"{source}: '{target}'", words, numbers_D, times_D, words_R)
@@ -197,8 +198,9 @@ def _kind(column: _Column, task: Task) -> Kind:
     is_meant_numeric = task.kind in (None, "numbers")
     if is_meant_numeric and not is_numeric and column.are_most(is_number_D | has_comma_D):
         raise UserError(
-            f"{column.of} holds '{column.words[has_comma_D.argmax()]}'; write decimals with a "
-            "point and thousands without a mark, or, if it is a word, give --kind classification"
+            f"{column.of} holds '{column.words[has_comma_D.argmax()]}'; write numbers with a "
+            "decimal point and no thousands separator, or, if these are words, give --kind "
+            "classification"
         )
     is_yes_no = is_numeric and bool(np.isin(column.numbers_D[is_number_D], (0, 1)).all())
     if is_yes_no and (task.kind is None or (task.kind == "classes" and not task.classes)):

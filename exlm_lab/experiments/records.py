@@ -21,7 +21,7 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import read_bytes, reading, write_atomically
 
 EMPTY = "–"
-AGAIN = "delete it, and the sweep runs this cell again"
+AGAIN = "delete it and the sweep will run this cell again"
 LEFT_BY = 0.1
 """Bits per row below MLM's floor at which a run counts as having left it."""
 LEFT_SHARE = 0.1
@@ -91,11 +91,11 @@ def _read(path: Path, *version: int) -> Mapping[Key, Record]:
         cell, seed = key_of(record)
         if record["sweep"] != path.stem:
             raise UserError(
-                f"{where} is of the sweep {record['sweep']}; move it to the file of that"
+                f"{where} belongs to the sweep {record['sweep']}; move it to that sweep's file"
             )
         if (cell, seed) in records:
             raise UserError(
-                f"{where} records cell {cell} seed {seed}, which is recorded already; delete one"
+                f"{where} records cell {cell} seed {seed}, which is already recorded; delete one"
             )
         records[cell, seed] = record
     return records
@@ -110,7 +110,9 @@ def _parsed(data: bytes, where: object) -> Record:
     try:
         _check_settings(json.dumps({**record["config"], "seed": 1}))
     except UserError as error:
-        raise UserError(f"{where} holds no settings of a run ({error}); {AGAIN}") from None
+        raise UserError(
+            f"{where} does not hold valid run settings ({error}); {AGAIN}"
+        ) from None
     return record
 
 

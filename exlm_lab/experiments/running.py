@@ -85,8 +85,8 @@ class Runner:
         if pack is None or Path(pack).exists():
             return ""
         return (
-            f"there is no {pack}; make it with python -m exlm_mini.prepare (the file of the "
-            f"recipe {config.recipe} begins with the command)"
+            f"there is no {pack}; make it with python -m exlm_mini.prepare (the full command is at "
+            f"the top of the recipe {config.recipe})"
         )
 
     def train(
@@ -129,8 +129,8 @@ class Runner:
         lines = read_metrics(folder / "metrics.jsonl")
         if not lines or lines[-1]["step"] != trainer.step:
             raise UserError(
-                f"{folder / 'metrics.jsonl'} lacks the last lines of the run; remove {folder}, and "
-                "the cell is made again"
+                f"{folder / 'metrics.jsonl'} is missing the last lines of the run; remove {folder} "
+                "and the cell will be run again"
             )
         names, last = ("step", *CURVE, *watched), lines[-1]
         return {

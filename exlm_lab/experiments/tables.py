@@ -35,7 +35,7 @@ from exlm_mini.config.checks import UserError
 COLUMNS = {
     DOWNSTREAM: ("downstream", 1),
     PROBE: ("read by a probe", 1),
-    "read_structure": ("structure read, of the variance", 1),
+    "read_structure": ("structure read (R²)", 1),
     "lost_share": ("lost tokens", 1),
     "accuracy": ("lost tokens guessed", 1),
     "validation_mask_accuracy": ("masked copies guessed", 1),
@@ -49,7 +49,7 @@ COLUMNS = {
     "optimum_entropy_bits": ("exact entropy, bits", 2),
     "excess_bits": ("above the optimum, bits", 3),
     "cost_ratio": ("measured ratio", 2),
-    "cost_ratio_floor": ("floor by operations", 2),
+    "cost_ratio_floor": ("floor from operation counts", 2),
 }
 """Heading and digits of the column of each metric."""
 ASKED = {
@@ -71,8 +71,8 @@ ASKED = {
 }  # fmt: skip
 """The metrics each sweep is about; other experiments show all of ``COLUMNS`` they measured."""
 COMPARED = {
-    DOWNSTREAM: "points to ExLM", PROBE: "probe, points to ExLM",
-    "captured_bits": "captured bits to ExLM",
+    DOWNSTREAM: "points above ExLM", PROBE: "probe, points above ExLM",
+    "captured_bits": "captured bits above ExLM",
 }  # fmt: skip
 """Metrics of ``ablations`` that are also compared with ExLM, seed by seed, and their headings."""
 PAPER_GRIDS = {

@@ -279,19 +279,22 @@ def report(directory: Path) -> str:
     for experiment in planned():
         name = experiment.name
         lines += [f"## {name}: {experiment.about}", ""]
-        header = ("claim", "difference", "matters from", "p", "verdict", "seeds", "contrast")
+        smallest = "smallest effect that matters"
+        header = ("claim", "difference", smallest, "p", "verdict", "seeds", "contrast")
         rows = [_row(verdict) for verdict in every[name] if verdict.claim.is_planned]
         lines += [*markdown_table([header, *rows]), ""]
         table = of_plan(runs(name, directory), experiment.cells)
         prizes = by_seed(table, "mlm", "prize_bits")
         if len(prizes):
-            lines += [f"The prize, the most edges can save: {shown(prizes)} bits a row.", ""]
+            most = f"Prize (the most that edges can save): {shown(prizes)} bits per row."
+            lines += [most, ""]
         if name == "escape" and len(table):
             lines += [*markdown_table(escapes(table)), ""]
         short = fell_short(table)
         if short.any():
             names = ", ".join(f"{cell} seed {seed}" for cell, seed in table.index[short])
-            lines += [f"Never as good as the plan asks, and in no number: {names}.", ""]
+            left_out = "Runs that never reached the plan's threshold, left out of all numbers"
+            lines += [f"{left_out}: {names}.", ""]
     lines.append("\\* primary: p by Holm's correction over all primary claims of its plan.")
     lines.append(
         "For: as claimed, p < 0.05. Against: the other sign with p < 0.05, or the interval leaves "
@@ -322,7 +325,7 @@ def escapes(table: pd.DataFrame) -> list[tuple[str, ...]]:
     least 0.1 bits per row.
     """
     rows: list[tuple[str, ...]] = [
-        ("cell", "below the frequencies from", "links win from", "specialisation")
+        ("cell", "beats word frequencies from step", "links win from step", "specialisation")
     ]
     for cell, of_cell in by_cell(table).items():
         below, linked = [], []

@@ -52,8 +52,8 @@ def _first_that_works(device_type: str) -> str:
     if reason is None:
         return "native"
     warnings.warn(
-        "states alignment uses the backend 'scaled', without 'native': "
-        f"{reason.splitlines()[0].rstrip(':')}. `python -m exlm_mini.doctor` tells more.",
+        "states alignment falls back to the backend 'scaled' because 'native' is not available: "
+        f"{reason.splitlines()[0].rstrip(':')}. Run `python -m exlm_mini.doctor` for details.",
         stacklevel=2,
     )
     return "scaled"
@@ -78,7 +78,9 @@ def choose(name: str, device_type: str) -> Backend:
     """The backend with this name; ``auto`` chooses the fastest that works on the device type."""
     name = fastest(device_type) if name == "auto" else name
     if name not in BACKENDS:
-        raise ValueError(f"alignment backend '{name}': {nearest(name, ['auto', *BACKENDS])}")
+        raise ValueError(
+            f"unknown alignment backend '{name}'; {nearest(name, ['auto', *BACKENDS])}"
+        )
     return BACKENDS[name]
 
 

@@ -51,7 +51,7 @@ def cxx() -> str:
     name = os.environ.get("CXX") or "c++"
     if path := shutil.which(name):
         return path
-    raise BuildError(f"no C++ compiler '{name}': install g++, or name one in CXX")
+    raise BuildError(f"no C++ compiler '{name}': install g++, or set CXX to a compiler")
 
 
 def nvcc() -> str:
@@ -64,8 +64,7 @@ def nvcc() -> str:
             return path
     raise BuildError(
         f"no CUDA compiler nvcc{f' in CUDA_HOME, {home}/bin' if home else ''}: install the CUDA "
-        "toolkit (or pip install nvidia-cuda-nvcc nvidia-cuda-cccl), or name its folder in "
-        "CUDA_HOME"
+        "toolkit (or pip install nvidia-cuda-nvcc nvidia-cuda-cccl), or set CUDA_HOME to its folder"
     )
 
 
@@ -125,8 +124,8 @@ def _compile(source: Path, compiler: str, library: Path) -> None:
         os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)
     if "ipykernel" not in sys.modules:  # a notebook would keep the line as output
         print(
-            f"building the {language} dynamic programme once, which takes some seconds; kept in "
-            f"{library.parent}",
+            f"compiling the {language} backend; this takes some seconds and happens only once "
+            f"(cached in {library.parent})",
             file=sys.stderr,
             flush=True,
         )
@@ -146,6 +145,6 @@ def _compile(source: Path, compiler: str, library: Path) -> None:
         lines = [line for line in str(error).splitlines() if re.search(r"\berror\b", line)]
         reason = "\n".join((lines or [str(error)])[:12])
         raise BuildError(
-            f"the {language} sources do not build with {compiler}: {reason}"
+            f"compiling the {language} sources with {compiler} failed: {reason}"
         ) from None
     os.replace(built, library)

@@ -76,7 +76,7 @@ def _graph(
     """A graph with a single target, whose emission at each state is that of the state's likeliest
     token; and these likeliest tokens, (B, L)."""
     if log_token.dim() != 3:
-        raise ValueError(f"want log_token (B, L, V), got {tuple(log_token.shape)}")
+        raise ValueError(f"log_token must be (B, L, V), got {tuple(log_token.shape)}")
     log_best_BL, token_ids_BL = log_token.detach().max(dim=2)
     graph = checked(log_best_BL.unsqueeze(1), log_transition.detach(), 1, num_states)
     is_beyond_B1L = ~graph.is_state_BL.unsqueeze(1)

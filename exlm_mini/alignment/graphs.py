@@ -62,19 +62,23 @@ def checked(
         ValueError: if shapes, dtypes, devices or counts do not fit each other.
     """
     if log_emission.dim() != 3:
-        raise ValueError(f"want emission (B, M, L), got {tuple(log_emission.shape)}")
+        raise ValueError(f"emission must be (B, M, L), got {tuple(log_emission.shape)}")
     B, M, L = log_emission.shape
     if log_transition.shape[:-1] == (B, L) and log_transition.shape[-1] < L:
         log_transition = unbanded(log_transition)
     if log_transition.shape != (B, L, L):
         raise ValueError(
-            f"want transition {(B, L, L)} or, by reach, (B, L, T) with T < L for emission "
-            f"(B, targets, states) = {(B, M, L)}, got {tuple(log_transition.shape)}"
+            f"transition must be {(B, L, L)}, or (B, L, T) with T < L for edges that reach at most "
+            f"T states, to match emission (B, M, L) = {(B, M, L)}; got "
+            f"{tuple(log_transition.shape)}"
         )
     for what in ("dtype", "device"):
         one, other = getattr(log_emission, what), getattr(log_transition, what)
         if one != other:
-            raise ValueError(f"emission is {one}, transition {other}; give both one {what}")
+            raise ValueError(
+                f"emission has {what} {one}, but transition has {other}; use the same {what} for "
+                "both"
+            )
     if not log_emission.dtype.is_floating_point:
         raise ValueError(f"scores are {log_emission.dtype}; give floating-point numbers")
     dtype = torch.promote_types(log_emission.dtype, torch.float32)
@@ -93,7 +97,8 @@ def _count_per_row(
     B, count = len(log_emission), torch.as_tensor(count)
     if not _is_integer(count.dtype) or count.shape not in ((B,), ()):
         raise ValueError(
-            f"want {name} one integer or int64 ({B},), got {count.dtype} {tuple(count.shape)}"
+            f"{name} must be an integer or an integer tensor of shape ({B},), got {count.dtype} "
+            f"{tuple(count.shape)}"
         )
     count = count.to(torch.int64)  # min() does not support uint16 and wider unsigned types
     # A traced count has no value to compare, and for one on a GPU the host would have to wait.

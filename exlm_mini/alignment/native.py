@@ -95,7 +95,9 @@ def _load(device_type: str) -> Kernels | BuildError:
     """The kernels for a type of device, or an error that tells why there are none; tried once."""
     try:
         if device_type not in ("cpu", "cuda"):
-            raise BuildError(f"it is written for CPUs and CUDA, not for '{device_type}'")
+            raise BuildError(
+                f"the compiled backend supports only CPU and CUDA, not '{device_type}'"
+            )
         if device_type == "cuda" and not torch.cuda.is_available():
             raise BuildError("PyTorch sees no CUDA GPU")
         library = ctypes.CDLL(str(build(device_type)))
@@ -131,7 +133,7 @@ def why_not(device_type: str) -> str | None:
             if type(score) is Tensor:  # not a fake one, which has no values
                 log_likelihood_with(kernels, (score, score, one, one))[0].item()
     except Exception as error:
-        return f"the built library does not run: {error}"
+        return f"the library was built but fails to run: {error}"
     return None
 
 

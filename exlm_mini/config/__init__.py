@@ -55,8 +55,8 @@ class RunConfig:
         strategy, kind = self.masking.strategy, self.data.kind
         if (strategy, kind == "toy") in (("units", True), ("slots", False)):
             raise UserError(
-                f"masking.strategy {strategy} has no meaning with data.kind {kind}; only the toy "
-                "language has slots, only text and smiles have units"
+                f"masking.strategy {strategy} cannot be used with data.kind {kind}; only the toy "
+                "language has slots, and only text and smiles have units"
             )
 
     @property
@@ -105,7 +105,7 @@ class RunConfig:
         if length < 3 * num_pieces:
             raise UserError(
                 f"model.max_positions {self.model.max_positions} of the checkpoint leaves room for "
-                f"{length} tokens, boundaries included; take a checkpoint with more positions"
+                f"only {length} tokens with [BOS] and [EOS]; use a checkpoint with more positions"
             )
         return length
 

@@ -182,7 +182,7 @@ def mistake_in(error: ValidationError, group: str = "", kind: type | None = None
         return UserError(f"unknown setting {name}; {nearest(name, known, known_here)}")
     value, expected = first["input"], first["msg"].replace("Input should", "it should")
     if first["type"] == "dataclass_type":
-        expected = "it should hold settings"
+        expected = "it should be a group of settings"
     shown = "empty" if value is None else f"a {type(value).__name__}"
     if isinstance(value, str | int | float):
         shown = repr(value)

@@ -58,7 +58,7 @@ class ModelConfig:
     """Architecture of the model (§4.2, Tables 5, 7 and 10)."""
 
     preset: Literal["tiny", "mini", "base", "large", "molecular"] = "tiny"
-    """Size of the encoder; num_layers, width, ffn_width and num_heads override its numbers."""
+    """Size of the encoder; num_layers, width and others override its numbers."""
     num_layers: Annotated[Count | None, Field(le=1000), RARE] = None
     """Number of Transformer layers; if not set, the preset's."""
     width: Annotated[Count | None, RARE] = None
@@ -82,8 +82,8 @@ class ModelConfig:
     boundary: Annotated[Literal["official", "paper"], RARE] = "official"
     """States of [BOS] and [EOS]. official: k scored states each; paper: one unscored state each."""
     transition: Literal["gated", "paper", "ctc", "uniform", "spans", "chains"] = "gated"
-    """Edges between states. gated: as in the released code; paper: as in §4.2; ctc and uniform: no
-    edges; spans and chains: learned or fixed edges within spans of adjacent masks."""
+    """Edges between states. gated: as released; paper: as in §4.2; ctc, uniform: none; spans,
+    chains: learned or fixed edges within spans of adjacent masks."""
     use_position: Annotated[bool, RARE] = True
     """gated and spans only: edges depend on learned positions too, as in the released code."""
     chain_bonus: Annotated[NotNegative, RARE] = 6.0
@@ -108,20 +108,20 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.sparse and self.transition not in ("gated", "paper"):
             raise UserError(
-                f"model.sparse has no meaning with model.transition {self.transition}, which has "
+                f"model.sparse cannot be used with model.transition {self.transition}, which has "
                 "no edges inside a mask; drop one of the two"
             )
         shape = self.shape
         if self.expand_at >= shape.num_layers:
             raise UserError(
                 f"model.expand_at is {self.expand_at}; it must be below model.num_layers "
-                f"{shape.num_layers}, for a layer above to distinguish the clones"
+                f"{shape.num_layers}, so that a layer above can tell the clones apart"
             )
         # 2D RoPE splits each head into two halves and rotates each half in pairs.
         if shape.width % (4 * shape.num_heads):
             raise UserError(
-                f"model.width {shape.width} over model.num_heads {shape.num_heads} must give a "
-                "head size that is a multiple of 4, for 2D RoPE"
+                f"model.width {shape.width} divided by model.num_heads {shape.num_heads} must give "
+                "a head size that is a multiple of 4, for 2D RoPE"
             )
 
     @property
@@ -140,8 +140,8 @@ class MaskingConfig:
     """Share of the tokens to mask, p in the paper."""
     strategy: Literal["fixed_count", "spans", "units", "bernoulli", "slots"] = "fixed_count"
     """How masks are drawn. fixed_count, spans, units: a fixed number of tokens, singly, in spans or
-    in units (branches, rings, words, names); bernoulli: each token independently, as repeated-mlm
-    always does (§3); slots: the slots of a toy language."""
+    in units (branches, rings, words, names); bernoulli: independently, as always in repeated-mlm
+    (§3); slots: the slots of a toy language."""
     num_copies: Annotated[Count, RARE] = 2
     """repeated-mlm only: copies of each token, k in §3."""
     span_length: Annotated[Count, RARE] = 3
@@ -171,7 +171,7 @@ class DataConfig:
     max_documents: Annotated[Count | None, Field(ge=2), RARE] = None
     """Read at most this many documents of each data set; consecutive files count as one set."""
     pack: str | None = None
-    """A prepared corpus to use; no other data is then read."""
+    """A prepared corpus to use instead of data.source."""
     tokenizer: Annotated[str | None, RARE] = None
     """A tokenizer.json to use; if not set, one is trained on the training documents."""
     vocab_size: Annotated[Count, Field(le=2**22)] = 4000
@@ -193,7 +193,7 @@ class DataConfig:
         if self.kind == "toy" and (self.source or self.tokenizer):
             raise UserError(
                 "data.source or data.tokenizer is set, but data.kind toy draws its own sentences; "
-                "drop it, or take a recipe of text or smiles"
+                "drop it, or use a recipe for text or smiles"
             )
 
 
@@ -213,10 +213,9 @@ class TrainConfig:
     micro_batch_tokens: Annotated[Count | None, RARE] = None
     """With batch_tokens: most tokens per forward pass; if not set, the whole batch."""
     learning_rate: Positive = 1e-3
-    """Peak learning rate of the schedule."""
+    """Peak learning rate."""
     warmup_steps: Natural = 100
-    """Steps in which the rate rises linearly from 0. It then falls linearly, to 0 after the last
-    step."""
+    """Steps in which the rate rises linearly from 0; it then falls linearly to 0 at the end."""
     decay_from: Annotated[Below1, RARE] = 0.0
     """Share of the steps after which the learning rate falls; until then it stays at its peak. 0,
     as in the paper: it falls right after the warm-up."""
@@ -257,19 +256,19 @@ class TrainConfig:
     validation_rows: Annotated[Count, Effect.COURSE, RARE] = 512
     """Held-out rows per validation, evenly spread over all of them."""
     num_threads: Annotated[Threads | None, Effect.COURSE] = None
-    """Number of CPU threads; if not set, PyTorch's choice."""
+    """CPU threads; if not set, PyTorch's choice."""
     device: Annotated[str, Effect.NOTHING] = "auto"
     """Device to train on: auto, cpu, cuda or cuda:N."""
 
     def __post_init__(self) -> None:
         if self.grow_at and self.start_from is not None:
             raise UserError(
-                f"train.grow_at {self.grow_at:g} begins with an MLM and train.start_from "
-                f"{self.start_from} with one that is trained; drop one of the two"
+                f"train.grow_at {self.grow_at:g} first trains an MLM, but train.start_from "
+                f"{self.start_from} is already a trained one; drop one of the two"
             )
         if self.grow_at and self.grow_at + 2 * self.chain_warmup > 1:
             raise UserError(
-                f"train.grow_at {self.grow_at:g} leaves fixed chains (train.chain_warmup "
+                f"train.grow_at {self.grow_at:g} leaves the fixed chains (train.chain_warmup "
                 f"{self.chain_warmup:g}) no time to fade out; lower one of the two"
             )
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
@@ -286,8 +285,8 @@ class TrainConfig:
         rows = self.batch_size, self.micro_batch_size
         if whole is not None and rows != (TrainConfig.batch_size, None):
             raise UserError(
-                f"train.batch_size {rows[0]} and train.micro_batch_size {rows[1]} count rows, "
-                f"train.batch_tokens {whole} tokens; drop one (--train.batch_tokens null)"
+                f"train.batch_size {rows[0]} and train.micro_batch_size {rows[1]} count rows, but "
+                f"train.batch_tokens {whole} counts tokens; drop one (--train.batch_tokens null)"
             )
         if micro is not None and whole is not None and whole % micro:
             raise UserError(

@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **named)
         self.add_argument(
             "--debug", action=Debugging, nargs=0, dest=argparse.SUPPRESS,
-            help="show the traceback behind a mistake",
+            help="show the full traceback of an error",
         )  # fmt: skip
 
     def error(self, message: str) -> NoReturn:
@@ -134,7 +134,7 @@ def settings_parser(
     parser = command_parser(command, text, usage=usage, add_help=False)
     parser.add_argument(
         "-h", "--help", action=_Help, nargs="?", metavar="all",
-        help="show this, with --help=all rare settings too",
+        help="show this help; --help=all shows all settings",
     )  # fmt: skip
     for group, kind in groups.items():
         shown = parser.add_argument_group(kind.__doc__.strip().rstrip("."))
@@ -201,11 +201,11 @@ def parse(argv: list[str]) -> Request:
     for name in ("devices", "throughput"):
         value = getattr(found, name)
         if value is not None and not found.dry_run:
-            raise UserError(f"--{name} {value} is for --dry-run alone; drop it")
+            raise UserError(f"--{name} {value} works only with --dry-run; drop it")
     if found.minutes is not None and found.dry_run:
         raise UserError(
-            f"--train.minutes {found.minutes:g} is measured when a run starts, which --dry-run "
-            "does not; drop one of the two"
+            f"--train.minutes {found.minutes:g} needs timed steps, but --dry-run trains none; "
+            "drop one of the two"
         )
     recipe = RunConfig(recipe="none") if found.recipe is None else load_recipe(found.recipe)
     start = getattr(found, "from")
@@ -223,11 +223,18 @@ def _parser() -> Parser:
     groups |= {"data": DataConfig, "train": TrainConfig}
     parser = settings_parser("python -m exlm_mini.pretrain", text, groups, {"recipe"})
     add = parser.add_argument
-    add("--recipe", metavar="NAME", help="a name below, or a path to a .yaml")
-    add("--output", type=Path, metavar="DIR", help="default runs/<recipe>-<time>")
-    add("--from", metavar="DIR", help="a trained MLM to go on from (train.start_from)")
-    add("--dry-run", action="store_true", help="print parameters, tokens and memory, and stop")
-    add("--devices", type=of(Count), metavar="N", help="with --dry-run: to spread a batch over")
+    add("--recipe", metavar="NAME", help="a recipe listed below, or the path of a .yaml")
+    add(
+        "--output", type=Path, metavar="DIR", help="where to save; default runs/<recipe>-<time>"
+    )
+    add("--from", metavar="DIR", help="a trained MLM to start from (train.start_from)")
+    add("--dry-run", action="store_true", help="only print parameters, tokens and memory")
+    add(
+        "--devices",
+        type=of(Count),
+        metavar="N",
+        help="with --dry-run: devices that share a batch",
+    )
     add(
         "--throughput",
         type=of(Positive),
@@ -239,6 +246,6 @@ def _parser() -> Parser:
         type=of(Annotated[float, Field(gt=0, le=1e6)]),
         metavar="X",
         dest="minutes",
-        help="about so long, in place of steps",
+        help="duration in minutes, in place of --train.steps",
     )
     return parser

@@ -73,8 +73,8 @@ def prepare_corpus(
     directory, cleaning = Path(directory), cleaning or Cleaning()
     if data.kind != "smiles" and cleaning != Cleaning():
         raise UserError(
-            f"data.kind is {data.kind}; only molecules are cleaned, leave the options of cleaning "
-            "out"
+            f"data.kind is {data.kind}, but only molecules can be cleaned; drop the cleaning "
+            "options"
         )
     settings = dotted({"seed": seed, "data": plain(data), "cleaning": plain(cleaning)})
     if (directory / "corpus.json").exists():
@@ -115,7 +115,7 @@ def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
     if not path.exists():
         raise UserError(
             f"{directory} holds no corpus; make one there with python -m exlm_mini.prepare (the "
-            "file of a recipe, or of its base, begins with its command), or give another directory"
+            "recipe's file, or that of its base, begins with it), or give another directory"
         )
     stored = read_json(path)
     for name in ("data.kind", "data.grammar") if data.kind == "toy" else ("data.kind",):
@@ -131,7 +131,8 @@ def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
     for pack in (train, validation):
         if pack.tokenizer_sha256 != digest or stored["packs"][pack.path.stem] != pack.sha256:
             raise UserError(
-                f"{pack.path}, {tokenizer_path} and {path} are not of one corpus; {REMEDY}"
+                f"{pack.path}, {tokenizer_path} and {path} do not belong to the same corpus; "
+                f"{REMEDY}"
             )
     return Corpus(train, validation, tokenizer_path, data.kind)
 

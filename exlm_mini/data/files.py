@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from exlm_mini.config.checks import UserError
 
-ANOTHER = "restore or download it again, or give another"
+ANOTHER = "restore it or download it again, or give another file"
 REMEDY = "remove its directory and prepare the corpus again"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers for a full disk, an exhausted quota or the file size limit."""
@@ -112,17 +112,19 @@ def refused(error: OSError) -> UserError:
     """The one-line ``UserError`` for an unexpected ``OSError``; raises ``error`` itself if it names
     no file, unless the disk is full."""
     if error.errno in NO_SPACE:
-        return UserError(f"no space left to write {error.filename or 'the output'}; make room")
+        return UserError(
+            f"no space left to write {error.filename or 'the output'}; free some space"
+        )
     if error.filename is None:
         raise error
     folder = Path(os.fsdecode(error.filename)).parent
     if error.errno == errno.ENOENT and not folder.exists():
         return UserError(
-            f"cannot write {error.filename}, as there is no folder {folder}; make it"
+            f"cannot write {error.filename}: there is no folder {folder}; create it"
         )
     return UserError(
-        f"cannot read or write {error.filename} ({error.strerror}); see what it is and who may "
-        "use it, or choose another path"
+        f"cannot read or write {error.filename} ({error.strerror}); check its type and "
+        "permissions, or choose another path"
     )
 
 

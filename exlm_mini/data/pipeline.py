@@ -90,7 +90,9 @@ def build_packs(job: Job, sources: list[Source], directory: Path) -> list[dict[s
             raise UserError(_why_empty(data, name, names, counts))
         line = f"{name}: {num_rows:,} rows"
         if dropped := counts["dropped_documents"]:
-            line += f"; dropped: {dropped:,} of {counts['documents']:,}, too long"
+            line += (
+                f"; dropped {dropped:,} of {counts['documents']:,} because they are too long"
+            )
         job.report(line)
         total += counts
     share = total["unknown_tokens"] / total["tokens"]
@@ -119,8 +121,8 @@ def _record(job: Job, source: Source, shards: list[Path]) -> dict[str, Any]:
     limit, share = job.data.max_rejected, num_rejected / num_read
     if share > limit:
         raise UserError(
-            f"{line} ({share:.2%}, data.max_rejected is {limit:.2%}); mend or remove them, or "
-            "raise data.max_rejected; text is read with data.kind text"
+            f"{line} ({share:.2%}, data.max_rejected is {limit:.2%}); fix or remove them, or "
+            "raise data.max_rejected; if this is ordinary text, set data.kind to text"
         )
     job.report(line)
     counts = {"documents_read": num_read, "rejected": num_rejected}
@@ -133,7 +135,7 @@ def held_out_bound(hashes: np.ndarray, validation_share: float) -> np.uint64:
     if len(distinct) < 2:
         raise UserError(
             f"the data hold {len(distinct)} different document(s); at least 2 are needed, one "
-            "to train on and one to validate with (blank lines divide a .txt file)"
+            "for training and one for validation (blank lines separate documents in a .txt file)"
         )
     num_held_out = min(max(1, round(validation_share * len(distinct))), len(distinct) - 1)
     return distinct[num_held_out - 1]
@@ -200,7 +202,8 @@ def _side(
 
 
 def _why_empty(data: DataConfig, name: str, source: str, counts: Counter[str]) -> str:
-    why = "all its molecules are longer; raise it"
+    why = "all its molecules are longer; raise data.block_length"
     if data.kind == "text":
-        why = f"it has {counts['tokens']:,} tokens; lower it, or change data.validation_share"
-    return f"{source} gives no {name} row of data.block_length {data.block_length}: {why}"
+        why = f"it has only {counts['tokens']:,} tokens; "
+        why += "lower data.block_length, or change data.validation_share"
+    return f"{source} yields no {name} row with data.block_length {data.block_length}: {why}"

@@ -107,8 +107,8 @@ def _each(num_workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
             yield pool.map
     except BrokenProcessPool:
         raise UserError(
-            "a worker process died, perhaps for want of memory; the same command goes on (with "
-            "fewer --workers)"
+            "a worker process died, perhaps because memory ran out; run the same command again to "
+            "resume (with fewer --workers)"
         ) from None
 
 

@@ -94,7 +94,7 @@ def hub_set(word: str) -> HubSet | None:
         return NAMED.get(word)
     id, *rest = word.removeprefix(HUB_PREFIX).split(",")
     if not id or len(rest) > 2:
-        raise UserError(f"'{word}' is no hub source; write hub:ID,CONFIG,SPLIT")
+        raise UserError(f"'{word}' is not a hub source; write hub:ID,CONFIG,SPLIT")
     config, split = [*rest, "", ""][:2]
     return HubSet(id, config or None, split or "train")
 
@@ -115,14 +115,15 @@ def check_sources(data: DataConfig) -> None:
         suffix, kind = suffix_of(Path(word)), kind_of([word])
         if hub_set(word) is None and suffix not in SUFFIXES:
             raise UserError(
-                f"the source '{word}' is no named data set and has no known suffix; "
+                f"the source '{word}' is neither a named data set nor a file with a known suffix; "
                 f"{nearest(suffix or word, [*NAMED, *SUFFIXES])}"
             )
         if hub_set(word) is None:
             check_file(Path(word))
         if kind not in (None, data.kind):
             raise UserError(
-                f"{word} holds {kind}, data.kind is {data.kind}; set it, or take a recipe of {kind}"
+                f"{word} holds {kind}, but data.kind is {data.kind}; set data.kind to {kind}, or "
+                f"use a recipe for {kind}"
             )
 
 
@@ -218,7 +219,8 @@ def _hub_source(word: str, data: DataConfig) -> Source:
 def _reaching(id: str) -> AbstractContextManager[None]:
     """Context manager for access to the hub, whose libraries raise a dozen kinds of errors."""
     remedy = (
-        "check its name, configuration and split, and the network; the same command goes on"
+        "check its name, configuration and split, and the network; then run the same command "
+        "again to resume"
     )
     return reading(f"the hub data set {id}", remedy, Exception)
 

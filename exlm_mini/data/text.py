@@ -60,19 +60,19 @@ def document(value: object, kind: str, where: str) -> str:
         where: position of the entry, for messages.
     """
     if not isinstance(value, str):
-        raise UserError(f"{where} is {value!r}, no text; write a text or leave it out")
+        raise UserError(f"{where} is {value!r}, which is not text; give a text or leave it out")
     try:
         value.encode()
     except UnicodeEncodeError:
         raise UserError(
-            f"{where} is not UTF-8 text ({value!r}); read it in its own encoding"
+            f"{where} is not UTF-8 text ({value!r}); read it with the right encoding"
         ) from None
     if kind != "smiles":
         return value.strip()
     smiles = smiles_in(value)
     if smiles is None:
         raise UserError(
-            f"{where} is {value!r}, which is not one SMILES and its name; write the SMILES alone"
+            f"{where} is {value!r}, not a SMILES followed at most by a name; give only the SMILES"
         )
     return smiles
 
@@ -156,15 +156,15 @@ def csv_rows(path: Path, stream: Iterable[bytes]) -> Iterator[list[str]]:
         except csv.Error as error:
             raise UserError(
                 f"{path} row {number} (from 0) has an unclosed quotation mark, or text after a "
-                f"closing one ({error}); write a mark within a field twice, and put the field in "
-                "quotation marks"
+                f"closing one ({error}); double each quotation mark inside a field, and put the "
+                "field in quotation marks"
             ) from None
         if row is None:
             return
         if len(row) != len(header):  # such as the last row of a truncated file
             raise UserError(
-                f"{path} row {number} (from 0) has {len(row)} fields, the header {len(header)}, "
-                f"with {mark!r} between them; mend it"
+                f"{path} row {number} (from 0) has {len(row)} fields, but the header has "
+                f"{len(header)} (separated by {mark!r}); fix that row"
             )
         yield row
 
@@ -172,10 +172,12 @@ def csv_rows(path: Path, stream: Iterable[bytes]) -> Iterator[list[str]]:
 def jsonl_rows(path: Path, stream: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The objects of a file of JSON lines."""
     for number, line in enumerate(filter(str.strip, _lines(path, stream))):
-        with reading(f"{path} row {number} (from 0)", "mend it"):
+        with reading(f"{path} row {number} (from 0)", "fix that row"):
             row = json.loads(line)
         if not isinstance(row, dict):
-            raise UserError(f"{path} row {number} (from 0) is no JSON object; write it so")
+            raise UserError(
+                f"{path} row {number} (from 0) is not a JSON object; write one object per line"
+            )
         yield row
 
 
@@ -194,7 +196,7 @@ def _lines(path: Path, stream: Iterable[bytes]) -> Iterator[str]:
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{path} line {number} is not UTF-8 text ({error}); convert it with iconv -f "
-                "ENCODING -t utf-8, where ENCODING is its own, such as latin1 or GB18030"
+                "ENCODING -t utf-8, where ENCODING is the file's, such as latin1 or GB18030"
             ) from None
 
 
@@ -225,7 +227,7 @@ def column_of(rows: Iterable[Any], source: str, column: str) -> Iterator[str]:
     for number, row in enumerate(rows):
         where = f"{source} row {number} (from 0)"
         if not isinstance(row, dict):
-            raise UserError(f"{where} is {row!r}, without a name for each field; mend it")
+            raise UserError(f"{where} is {row!r}, which does not name its fields; fix that row")
         if name is None:
             names |= dict.fromkeys(map(str, row))
             if folded(column) in map(folded, names) or number + 1 == NUM_ROWS_BATCH:
@@ -264,9 +266,9 @@ def find_column(
     if places:
         twice = ", ".join(f"'{names[place]}'" for place in places)
         raise UserError(
-            f"{source} has the column '{name}' {len(places)} times ({twice}); keep or name one of "
-            "them"
+            f"{source} has the column '{name}' {len(places)} times ({twice}); keep one, or give "
+            "its exact name"
         )
     raise UserError(
-        f"{source} has no column '{name}', it has: {', '.join(names)[:300] or 'none'}; {remedy}"
+        f"{source} has no column '{name}'; it has: {', '.join(names)[:300] or 'none'}; {remedy}"
     )

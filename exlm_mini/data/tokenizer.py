@@ -46,14 +46,16 @@ class Tokenizer:
         try:
             inner = tokenizers.Tokenizer.from_buffer(definition)
         except Exception as error:  # the library's errors have no type of their own
-            raise UserError(f"{source} defines no tokenizer ({error}); {TRAIN_ONE}") from None
+            raise UserError(
+                f"{source} is not a valid tokenizer ({error}); {TRAIN_ONE}"
+            ) from None
         inner.encode_special_tokens = True  # not stored in the file: "[MASK]" stays text
         inner.no_truncation()
         inner.no_padding()
         found: list[Any] = [inner.token_to_id(token) for token in SPECIAL_TOKENS]
         if None in found:
             raise UserError(
-                f"{source} lacks the special token {SPECIAL_TOKENS[found.index(None)]}; add "
+                f"{source} has no special token {SPECIAL_TOKENS[found.index(None)]}; add "
                 f"{', '.join(SPECIAL_TOKENS)} to its vocabulary, or give none to train one"
             )
         self._inner: Any = inner
@@ -138,8 +140,8 @@ def given_tokenizer(data: DataConfig) -> Tokenizer | None:
     tokenizer = Tokenizer.load(data.tokenizer)
     if tokenizer.kind != data.kind:
         raise UserError(
-            f"{data.tokenizer} is a tokenizer of kind {tokenizer.kind}, data.kind is {data.kind}; "
-            "give another or none to train one"
+            f"{data.tokenizer} is a tokenizer for {tokenizer.kind}, but data.kind is {data.kind}; "
+            "give another tokenizer, or none to train one"
         )
     return tokenizer
 

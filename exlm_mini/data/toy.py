@@ -178,7 +178,7 @@ class Grammar:
         for n in np.flatnonzero(~is_masked_N):
             weight_Z = weight_Z * self.word_probability_NZV[n, :, sentence_N[n]]
         if not weight_Z.any():
-            raise ValueError(f"the visible words are no sentence of the grammar {self.name}")
+            raise ValueError(f"the visible words fit no sentence of the grammar {self.name}")
         return weight_Z / weight_Z.sum()
 
     def _entropy_bits(self, is_kept_N: np.ndarray) -> float:

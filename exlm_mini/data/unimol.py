@@ -55,12 +55,12 @@ def lmdb_rows(path: Path) -> Iterator[Any]:
     ):
         length = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
         if path.stat().st_size < length:  # a missing page would kill the process
-            raise EOFError(f"it was cut off, {length:,} bytes are expected")
+            raise EOFError(f"it is truncated: {length:,} bytes are expected")
         for key, value in transaction.cursor():
             try:
                 yield load_restricted(value)
             except Exception as error:  # a damaged pickle raises nearly anything
                 raise UserError(
-                    f"{path} entry {key[:40]!r} is damaged or of another kind ({error}); nothing "
-                    "of it was run; leave the file out"
+                    f"{path} entry {key[:40]!r} is damaged or is not a Uni-Mol entry ({error}); "
+                    "none of its code was run; leave the file out"
                 ) from None

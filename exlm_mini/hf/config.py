@@ -93,7 +93,10 @@ class ExLMConfig(NoCopiedCode, PreTrainedConfig):
                 f"objective is {objective!r}; choose one of {', '.join(OBJECTIVES)}"
             )
         if num_copies != 1 and objective != "repeated-mlm":
-            raise UserError(f"num_copies {num_copies} is of repeated-mlm; {objective} has 1")
+            raise UserError(
+                f"num_copies is {num_copies}, but only repeated-mlm repeats tokens; set it to 1 "
+                f"for {objective}"
+            )
         self.objective, self.num_copies, self.chain_share = objective, num_copies, chain_share
         self.special_ids, self.learned_length = special._asdict(), learned_length
         self.classifier_dropout = classifier_dropout
@@ -122,7 +125,7 @@ class ExLMConfig(NoCopiedCode, PreTrainedConfig):
 
     def __getattr__(self, name: str) -> Any:
         if name not in FIELD_OF:
-            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         model, field = self.model, FIELD_OF[name]
         return getattr(model.shape, field, getattr(model, field))
 
@@ -131,5 +134,5 @@ def _check(name: str, value: Any, fixed: Any, where: str) -> None:
     """Refuse a value that differs from one already set; None means not set."""
     if value is not None and fixed is not None and value != fixed:
         raise UserError(
-            f"{name} {value} contradicts {where}, {fixed}; leave it out, or give the same"
+            f"{name} {value} contradicts {where}, {fixed}; leave it out, or give the same value"
         )

@@ -101,7 +101,7 @@ class ExLMPreTrainedModel(NoCopiedCode, PreTrainedModel):
             ValueError: if padding or a [PAD] precedes a token, or ``input_ids`` is not (B, N).
         """
         if input_ids.dim() != 2:
-            raise ValueError(f"want input_ids (B, N), got {tuple(input_ids.shape)}")
+            raise ValueError(f"input_ids must be (B, N), got {tuple(input_ids.shape)}")
         pad = self.exlm.special_ids.pad
         if attention_mask is not None:
             input_ids = input_ids.masked_fill(attention_mask == 0, pad)
@@ -110,11 +110,13 @@ class ExLMPreTrainedModel(NoCopiedCode, PreTrainedModel):
         if bool(is_late_B.any()):
             raise ValueError(
                 f"row {int(is_late_B.nonzero()[0])} has padding or [PAD] (id {pad}) before a "
-                "token; rows are padded on the right, set padding_side='right'"
+                "token; pad rows on the right (padding_side='right')"
             )
         length, learned = input_ids.shape[1], self.config.learned_length or input_ids.shape[1]
         if length > learned:
-            LOGGER.warning_once(f"rows of {length} tokens: the model has learned {learned}")
+            LOGGER.warning_once(
+                f"rows have {length} tokens, but the model was trained on at most {learned}"
+            )
         return input_ids
 
     def hidden(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -168,8 +170,8 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         # Checked before the rows, because a collator that draws random tokens may draw [PAD].
         if labels is not None and not torch.equal(labels != NO_LABEL, is_masked_BN):
             raise ValueError(
-                "labels must stand at every [MASK] and nowhere else; mask with "
-                "exlm_mini.hf.collator(tokenizer), and leave out texts that hold [MASK] themselves"
+                "labels must be set at every [MASK] and nowhere else; mask with "
+                "exlm_mini.hf.collator(tokenizer), and leave out texts that already contain [MASK]"
             )
         token_ids_BN = target_ids_BN = self.rows(input_ids, attention_mask)
         if labels is not None:

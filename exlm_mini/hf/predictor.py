@@ -113,7 +113,7 @@ class Predictor:
         for row, entry in enumerate(entries):
             if isinstance(entry, Sequence) and len(entry) != num_columns:
                 raise UserError(
-                    f"texts[{row}] has {len(entry)} texts, and {self.path} was trained on "
+                    f"texts[{row}] has {len(entry)} texts, but {self.path} was trained on "
                     f"{num_columns}; give as many"
                 )
         columns = []
@@ -146,7 +146,7 @@ def load_predictor(path: str | Path, device: str = "cpu") -> Predictor:
     path = Path(path)
     task = task_of(path)
     if task["kind"] == "span":
-        raise UserError(f"{path} answers questions; open it with pipeline of transformers")
+        raise UserError(f"{path} answers questions; open it with transformers.pipeline")
     logging.disable_progress_bar()
     with reading(
         path, "restore it from a copy, or fine-tune in another --output", SafetensorError

@@ -58,7 +58,7 @@ def collator(
     }  # fmt: skip
     if options.get("whole_word_mask"):
         if strategy != "bernoulli":
-            raise ValueError(f"whole_word_mask has no meaning with strategy {strategy!r}")
+            raise ValueError(f"whole_word_mask cannot be used with strategy {strategy!r}")
         return DataCollatorForLanguageModeling(**common)
     masking = MaskingConfig(
         mask_ratio=mask_ratio, strategy=strategy, span_length=span_length, span_law=span_law

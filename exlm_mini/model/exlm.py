@@ -201,6 +201,6 @@ def _check_length(expanded: Expanded, max_positions: int) -> None:
     if length > max_positions:
         raise ValueError(
             f"a row has {length} tokens after expansion, more than model.max_positions "
-            f"{max_positions}; cut it shorter (a tokenizer's max_length; a pair of texts has more "
-            "boundaries than one), or mask less of it"
+            f"{max_positions}; shorten it (for example with the tokenizer's max_length; a pair of "
+            "texts has more boundary tokens than a single text), or mask fewer tokens"
         )

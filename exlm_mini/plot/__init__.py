@@ -25,10 +25,10 @@ LOG = "metrics.jsonl"
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("python -m exlm_mini.plot", __doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a training run")
     parser.add_argument(
         "--output", default="curves.png", metavar="FILE",
-        help=f"ends in {', '.join(SUFFIXES)}; default curves.png",
+        help=f"file to write, which ends in {', '.join(SUFFIXES)}; default curves.png",
     )  # fmt: skip
     return parser
 

@@ -141,7 +141,7 @@ def read_row(
             path_BM, log_path_B = said.best_path(log_best_BL)
             if log_path_B.item() == -torch.inf:
                 raise UserError(
-                    f"no path through the {len(best_ids_L)} states has a probability above 0: "
+                    f"no path through the {len(best_ids_L)} states has a probability above 0, so "
                     "the model's training went wrong; use another checkpoint"
                 )
             token_ids_S = best_ids_L[path_BM[0, 1:-1]]

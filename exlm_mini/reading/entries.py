@@ -43,11 +43,11 @@ def readable(
             if isinstance(value, str):
                 text = document(value, kind, "it")
             if not text:
-                raise UserError("it is empty" if isinstance(value, str) else "it is no text")
+                raise UserError("it is empty" if isinstance(value, str) else "it is not text")
             if kind == "smiles" and cleaning is not None:
                 molecule = clean(text, cleaning)
                 if molecule is None:
-                    raise UserError(f"RDKit reads no molecule in {text!r}")
+                    raise UserError(f"RDKit cannot read {text!r} as a molecule")
                 text = molecule.spelling
         except UserError as error:
             # Drops the remedy after the last semicolon; the quoted entry may hold semicolons, too.

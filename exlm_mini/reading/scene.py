@@ -120,7 +120,7 @@ def conditionals(
     emission_ML = torch.ones(M, L, dtype=torch.float64)
     for mask in [*words, *states]:
         if not 1 <= mask <= scene.num_masks or (mask in words and mask in states):
-            raise ValueError(f"mask {mask}: want one choice for a mask of 1..{scene.num_masks}")
+            raise ValueError(f"mask {mask}: give one choice for a mask in 1..{scene.num_masks}")
     for mask, word in words.items():
         emission_ML[mask] = token_LW[:, scene.words.index(word)]
     for mask, label in states.items():
@@ -146,8 +146,8 @@ def _states_and_links(reading: Reading) -> tuple[States, Tensor]:
         return reading.states, reading.graph.log_transition_LL
     if reading.states is not None:
         raise UserError(
-            "an explorer shows the links between states, and those of this model have none; give "
-            "a run of an MLM or of ExLM with linked states"
+            "an explorer shows the links between states, but those of this model have none; give "
+            "a run of an MLM, or of an ExLM with linked states"
         )
     num_masks = len(reading.log_token_SV)
     # The words of [BOS] and [EOS] play no role; those of the masks next to them stand in.

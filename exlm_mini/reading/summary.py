@@ -29,8 +29,8 @@ def summarise(config: RunConfig, corpus: Corpus, output: Path, trainer: Trainer)
         print(f"{objective}: {reached.num_without_path} rows without a path were left out")
     if trainer.stepper.skipped_steps:
         print(
-            f"{objective}: {trainer.stepper.skipped_steps} steps were skipped, for their loss or "
-            "gradient was not finite"
+            f"{objective}: {trainer.stepper.skipped_steps} steps were skipped because their loss "
+            "or gradient was not finite"
         )
     if config.masking.strategy == "slots" and objective != "repeated-mlm":
         language = grammar(config.data.grammar)

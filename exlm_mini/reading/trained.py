@@ -139,8 +139,8 @@ class Trained:
             unknown = self._unknown(entries[partly[0]])
             report(
                 "unknown",
-                f"{len(partly)} of {len(rows)} texts hold what the model does not know and reads "
-                f"as [UNK], such as {unknown}",
+                f"{len(partly)} of {len(rows)} texts contain something that is not in the "
+                f"vocabulary and is read as [UNK], such as {unknown}",
             )
         vectors_BD = torch.full((len(entries), self.config.model.shape.width), torch.nan)
         order = list(rows)
@@ -176,18 +176,20 @@ class Trained:
             seed: for the choice of the hidden tokens.
         """
         if self.config.masking.strategy == "slots":
-            raise UserError(f"{self.run} was trained with masks at fixed places; use its pack")
+            raise UserError(
+                f"{self.run} was trained with masks at fixed positions; use its pack"
+            )
         for i, text in enumerate(listed(texts)):
             if isinstance(text, str) and MASK in text:
                 raise UserError(
-                    f"texts[{i}] holds {MASK}, but a loss hides tokens by itself; give the text "
+                    f"texts[{i}] contains {MASK}, but the loss hides tokens itself; give the text "
                     "without masks"
                 )
         texts, reasons = self._entries(texts, say)
         for place, reason in reasons.items():
             raise UserError(f"texts[{place}]: {reason}; leave it out")
         if not texts:
-            raise UserError("there are no texts to take a loss of; give at least one")
+            raise UserError("there are no texts to compute a loss for; give at least one")
         rows_BN, special = self.rows(texts), self.tokenizer.special_ids
         masker = make_masker(replace(self.config, seed=seed), special, lambda: self.tokenizer)
         counter_B = np.arange(len(rows_BN))
@@ -204,8 +206,8 @@ class Trained:
             )
         if tokenizer.special_ids.unk in tokenizer.encode_with_masks(text):
             raise UserError(
-                f"not in the vocabulary of {self.run}: {self._unknown(text)}; write it without, or "
-                f"name another run with --run, such as {' or '.join(SHIPPED)}"
+                f"not in the vocabulary of {self.run}: {self._unknown(text)}; leave it out, or "
+                f"choose another model with --run, such as {' or '.join(SHIPPED)}"
             )
         return self.rows([text])
 
@@ -248,8 +250,8 @@ class Trained:
         if long := [name for name, length in lengths.items() if length > learned]:
             report(
                 f"{self.run} was trained on rows of up to {learned} tokens, and {len(long)} of "
-                f"{len(lengths)} texts have more, such as {long[0]} with {lengths[long[0]]}; what "
-                "it says of them is a guess, so cut them"
+                f"{len(lengths)} texts are longer, such as {long[0]} with {lengths[long[0]]}; its "
+                "results for them are unreliable, so shorten them"
             )
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -283,7 +285,7 @@ def load(path: str | Path, report: Callable[[str], None] = say) -> Trained:
     tokenizer = Tokenizer.load(path / "tokenizer.json")
     if tokenizer.sha256 != checkpoint.state["tokenizer_sha256"]:
         raise UserError(
-            f"{path}/tokenizer.json is not that of the model; restore it from a copy"
+            f"{path}/tokenizer.json does not belong to the model; restore it from a copy"
         )
     run = path.parent.parent if path.parent.name == "checkpoints" else path
     sha256 = _sha256(checkpoint.tensors["model"])
@@ -310,11 +312,13 @@ def open_checkpoint(path: Path, report: Callable[[str], None]) -> Checkpoint:
         remedy = REMEDY
         if fine_tuning(path) is not None:
             remedy = (
-                "it holds a fine-tuned model: use exlm predict, or give the run it began with"
+                "it holds a fine-tuned model: use exlm predict, or give the pre-training run it "
+                "started from"
             )
         elif (path / "config.json").is_file():
             remedy = (
-                "it is a model for transformers: open it there, or give the run it was made of"
+                "it is a model for transformers: open it there, or give the run it was exported "
+                "from"
             )
         raise UserError(f"there is no checkpoint in {path}; {remedy}")
     return latest

@@ -109,12 +109,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
         fields = json.loads(data)
     is_sealed = isinstance(fields, dict) and fields.pop("manifest_sha256", None) is not None
     if not is_sealed or encode_manifest(fields) != data:
-        raise UserError(f"{file} is damaged, or no manifest of a checkpoint; {remedy}")
+        raise UserError(f"{file} is damaged or is not the manifest of a checkpoint; {remedy}")
     tensors = {}
     for name, entry in fields["files"].items():
         data = read_bytes(path / name, remedy)
         if _sha256(data) != entry["sha256"]:
-            raise UserError(f"{path / name} is damaged: its sha256 is another; {remedy}")
+            raise UserError(f"{path / name} is damaged: its sha256 does not match; {remedy}")
         tensors[name.removesuffix(".safetensors")] = safetensors.torch.load(data)
     return Checkpoint(fields["step"], tensors, fields["state"], path)
 

@@ -62,11 +62,11 @@ def check_row_length(config: RunConfig, row_length: int) -> None:
     num_masks = masking.mask_ratio * (row_length - 2)
     is_fixed = masking.strategy in ("fixed_count", "spans", "units")
     if config.objective != "repeated-mlm" and is_fixed and num_masks < 1:
-        longer = "take a pack of longer rows" if config.data.pack else "data.block_length"
+        longer = "use a pack of longer rows" if config.data.pack else "data.block_length"
         raise UserError(
-            f"rows of {row_length} tokens leave {row_length - 2} maskable ones, of which "
+            f"rows of {row_length} tokens have {row_length - 2} that can be masked, of which "
             f"masking.mask_ratio {masking.mask_ratio:g} masks {num_masks:.2f}; raise it, or "
-            f"{longer}, so that a row holds at least one mask"
+            f"{longer}, so that each row has at least one mask"
         )
 
 
@@ -120,8 +120,8 @@ def check_fits(
     asked, vocab_size = config.model.vocab_size, train_pack.vocab_size
     if asked is not None and asked != vocab_size:
         raise UserError(
-            f"model.vocab_size is {asked}, the tokenizer has {vocab_size} tokens; leave "
-            "model.vocab_size out, it is for --dry-run"
+            f"model.vocab_size is {asked}, but the tokenizer has {vocab_size} tokens; drop "
+            "model.vocab_size, which is for --dry-run"
         )
     longest = max(int(train_pack.lengths_R.max()), int(validation_pack.lengths_R.max()))
     check_row_length(config, longest)
@@ -197,7 +197,7 @@ def check_bytes(what: str, needed: float, device: torch.device, remedy: str) -> 
     if needed > (present := device_memory(device)):
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this machine"
         raise UserError(
-            f"{what} needs about {needed / 2**30:,.1f} GiB, {name} has "
+            f"{what} needs about {needed / 2**30:,.1f} GiB, but {name} has "
             f"{present / 2**30:,.1f} GiB; {remedy}"
         )
 

@@ -46,9 +46,9 @@ def dry_run(
     check_row_length(config, row_length)
     if plan.unit == "tokens" and row_length > plan.per_device:
         say(
-            f"rows may have up to {row_length} tokens, and one of more than the {plan.per_device} "
-            "of a micro-batch stops the run; then raise train.micro_batch_tokens (or "
-            "train.batch_tokens)"
+            f"rows may have up to {row_length} tokens, but a row with more than the "
+            f"{plan.per_device} of a micro-batch stops the run; if that happens, raise "
+            "train.micro_batch_tokens (or train.batch_tokens)"
         )
     if line := low_rate(config):
         say(line)
@@ -108,8 +108,8 @@ def _corpus_shape(config: RunConfig) -> tuple[int, int, np.ndarray | None]:
         return config.model.vocab_size, row_length, None
     if data.pack is not None and not is_there:
         say(
-            f"{data.pack} is not there yet: counted with data.vocab_size {data.vocab_size:,} and "
-            f"rows of data.block_length {row_length}"
+            f"{data.pack} does not exist yet; this estimate uses data.vocab_size "
+            f"{data.vocab_size:,} and rows of data.block_length {row_length}"
         )
         return data.vocab_size, row_length, None
     if data.source:
@@ -157,5 +157,5 @@ def _hours(costs: Estimate, plan: BatchPlan, tokens_per_second: float | None) ->
     )
     if plan.num_devices > 1:
         text += f"; {all_and_each[1]} hours if {plan.num_devices} devices "
-        text += "lose nothing to each other"
+        text += "divide the work perfectly"
     return text

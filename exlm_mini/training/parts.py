@@ -59,7 +59,7 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
     """The trained model of a checkpoint, in evaluation mode on the CPU, and its settings."""
     config, state = RunConfig(**checkpoint.state["config"]), checkpoint.state
     model = make_model(config, state["vocab_size"], SpecialIds(**state["special_ids"]))
-    remedy = "a model with parts of your own opens in the program that made it"
+    remedy = "a model with custom parts can only be opened by the program that made it"
     set_weights(model, checkpoint.tensors["model"], checkpoint.path, remedy)
     return model.eval(), config
 
@@ -75,7 +75,7 @@ def set_weights(
     if others := own.items() ^ theirs.items():
         name, _ = min(others)
         raise UserError(
-            f"{path} is of another shape ({name} is {theirs.get(name)}, not {own.get(name)}); "
+            f"{path} does not fit the model ({name} is {theirs.get(name)}, not {own.get(name)}); "
             f"{remedy}"
         )
     model.load_state_dict(weights)

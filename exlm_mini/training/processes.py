@@ -97,7 +97,7 @@ def check_spread(config: RunConfig, num_processes: int) -> None:
         raise UserError(
             f"train.batch_tokens {plan.size:,} on {num_processes} processes needs "
             f"train.micro_batch_tokens, such as {plan.per_device:,}: it decides which rows are "
-            "taken together, and that must not depend on the number of processes"
+            "grouped together, which must not depend on the number of processes"
         )
 
 
@@ -109,12 +109,13 @@ def start_engine(train: TrainConfig) -> Engine:
     if device.type == "cuda":
         if device.index is not None:
             raise UserError(
-                f"train.device {device} is one GPU, and processes take one each; use cuda or auto"
+                f"train.device {device} is one GPU, but each process needs its own; use cuda or "
+                "auto"
             )
         num_gpus, rank = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
         if rank >= num_gpus:
             raise UserError(
-                f"there are {num_gpus} GPUs and more processes; use --nproc-per-node {num_gpus}"
+                f"there are more processes than GPUs ({num_gpus}); use --nproc-per-node {num_gpus}"
             )
         device = torch.device("cuda", rank)
     return Engine(device, _connect(device))
@@ -142,11 +143,11 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
-        raise UserError(f"the device is '{name}'; known: auto, cpu, cuda, cuda:N")
+        raise UserError(f"unknown device '{name}'; known: auto, cpu, cuda, cuda:N")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
-            f"the device is {name}, but torch sees {torch.cuda.device_count()} GPUs; use cpu"
+            f"the device is {name}, but PyTorch sees {torch.cuda.device_count()} GPUs; use cpu"
         )
     if device.type == "cuda":
         # cuDNN builds a plan for each new shape of a padded batch; other kernels take any shape.

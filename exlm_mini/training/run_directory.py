@@ -65,7 +65,7 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
         _take(lock)
         if not os.fstat(lock).st_nlink:  # a start that was refused has just removed it
             os.close(lock)
-            raise UserError(f"another start in {path} was refused just now; start again")
+            raise UserError(f"another command in {path} has just failed; run this one again")
     except BlockingIOError as error:
         pid, _, host = os.pread(lock, 300, 0).decode(errors="replace").partition(" ")
         os.close(lock)
@@ -77,7 +77,9 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
         if error.errno not in _NO_LOCKS:
             raise
         # Some cluster file systems are mounted without locks; runs must still work there.
-        report(f"{path} is on a file system without locks: let no second run write there")
+        report(
+            f"{path} is on a file system without locks; make sure no second run writes there"
+        )
     try:
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
@@ -152,7 +154,9 @@ def as_begun(
             "train.grow_at": "the growth, if it has not come yet",
         }
         what = ["the learning rate", *(shares[key] for key in shares if new[key])]
-        changes["train.steps"] += f"; from here on by the longer schedule: {', '.join(what)}"
+        changes["train.steps"] += (
+            f"; from here on, these follow the longer schedule: {', '.join(what)}"
+        )
     if fixed := [line for key, line in changes.items() if key not in free]:
         raise UserError(
             f"{path} holds a run with other settings: {'; '.join(fixed)}; use the same settings, "
@@ -199,8 +203,8 @@ def check_start(
         )
     if (objective := state["config"]["objective"]) not in ("mlm", config.objective):
         raise UserError(
-            f"{path} is of objective {objective}, this run of {config.objective}; go on "
-            "from an mlm"
+            f"{path} was trained with objective {objective}, but this run has "
+            f"{config.objective}; start from an mlm run"
         )
     # Weights may have the same shapes, but another meaning to an encoder with other settings.
     own, other = config.model, ModelConfig(**state["config"]["model"])
@@ -208,14 +212,14 @@ def check_start(
         mine, theirs = map(attrgetter(name), (own, other))
         if mine != theirs:
             raise UserError(
-                f"{path} has model.{name.removeprefix('shape.')} {theirs}, this run {mine}; "
-                "give its model.* settings"
+                f"{path} has model.{name.removeprefix('shape.')} {theirs}, but this run has "
+                f"{mine}; use its model.* settings"
             )
     holds_out_other = state["validation_sha256"] != validation_pack.sha256
     if holds_out_other and not is_split_alike and ours.kind != "toy":
         report(
             f"{path} held out other rows; if it learned from some that this run holds out, "
-            "validation looks better than it is (one --data.pack for both holds out the same)"
+            "validation looks better than it is (give both runs the same --data.pack)"
         )
 
 

@@ -170,9 +170,9 @@ def low_rate(config: RunConfig) -> str | None:
         if highest < train.learning_rate / 2:
             after = f"after the growth at step {start:,} " if start else ""
             return (
-                f"the learning rate {after}does not get beyond {highest:.2g} of "
-                f"{train.learning_rate:g}: {end - start:,} steps are few for train.warmup_steps "
-                f"{train.warmup_steps} and train.decay_from {train.decay_from:g}"
+                f"the learning rate {after}reaches only {highest:.2g} of {train.learning_rate:g}: "
+                f"{end - start:,} steps are too few for train.warmup_steps {train.warmup_steps} "
+                f"and train.decay_from {train.decay_from:g}"
             )
         start = end
     return None

@@ -212,7 +212,7 @@ class Trainer:
         if found.num_rows and not found.num_masks:
             raise UserError(
                 f"none of the {found.num_rows} held-out rows has a masked token; raise "
-                "masking.mask_ratio, or take more rows"
+                "masking.mask_ratio, or use more rows"
             )
         return found
 
@@ -273,8 +273,8 @@ class Trainer:
         step = 0 if checkpoint is None else checkpoint.step
         if engine.any(step != engine.same(step)):
             raise UserError(
-                f"processes see other checkpoints in {self._checkpoints}; all machines must see "
-                "one --output"
+                f"processes see different checkpoints in {self._checkpoints}; all machines must "
+                "share one --output"
             )
         return checkpoint
 
@@ -286,7 +286,7 @@ class Trainer:
             if stored != (pack.sha256, pack.tokenizer_sha256):
                 raise UserError(
                     f"{pack.path} is not the data that {self._checkpoints} was trained with, or "
-                    "its tokenizer is another; restore the corpus or choose another --output"
+                    "its tokenizer has changed; restore the corpus or choose another --output"
                 )
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
@@ -303,7 +303,7 @@ class Trainer:
             own = self.model.state_dict()
             new = {name: own[name] for name in own if not name.startswith("encoder.layers.")}
             weights, moments = {**new, **weights}, {}
-        set_weights(self.model, weights, checkpoint.path, "give its model.* settings")
+        set_weights(self.model, weights, checkpoint.path, "use its model.* settings")
         restore_optimizer(self.stepper.optimizer, self.model, moments)
         self.num_tokens = state["num_tokens"]
         self.stepper.restore(state["update"])

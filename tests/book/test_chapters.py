@@ -252,8 +252,8 @@ def test_an_edited_source_is_out_of_step_until_it_is_run(pair):
     ("number", "edit", "complaint"),
     [
         # Never run, which nbval does not see.
-        (1, lambda c: c.update(execution_count=None, outputs=[]), "number None, where a run"),
-        (1, lambda c: c.update(execution_count=3), "number 3, where a run gives 1"),
+        (1, lambda c: c.update(execution_count=None, outputs=[]), "count None, but a run"),
+        (1, lambda c: c.update(execution_count=3), "count 3, but a run gives 1"),
         (1, lambda c: c.outputs[0].data.update({"text/latex": "$42$"}), "nbval never compares"),
         (1, lambda c: c.outputs.append(new_output("error", ename="E")), "an error"),
         (
@@ -261,7 +261,7 @@ def test_an_edited_source_is_out_of_step_until_it_is_run(pair):
             lambda c: c.outputs.append(new_output("stream", name="stderr", text="x")),
             "stderr",
         ),
-        (2, lambda c: c.update(execution_count=2), "number 2, where a run gives None"),
+        (2, lambda c: c.update(execution_count=2), "count 2, but a run gives None"),
         (2, lambda c: c.outputs.append(new_output("stream")), "stores an output"),
     ],
 )
@@ -274,13 +274,13 @@ def test_an_output_that_is_never_compared_needs_a_check_behind_it(pair):
     tagged = SOURCE.replace("# %%\nnumber", '# %% tags=["nbval-ignore-output"]\nnumber')
     pair.write_text(tagged)
     chapters.synchronize(pair)
-    assert "cell 1 is compared with nothing" in " ".join(chapters.problems(pair))
+    assert "cell 1 is not compared with anything" in " ".join(chapters.problems(pair))
     check = '# %% tags=["check"]\nassert number == 42\n'
     pair.write_text(
         tagged.replace('# %% tags=["nbval-skip"]', check + '\n# %% tags=["nbval-skip"]')
     )
     chapters.synchronize(pair)
-    assert "compared with nothing" not in " ".join(chapters.problems(pair))
+    assert "compared with anything" not in " ".join(chapters.problems(pair))
 
 
 def test_saved_cells_are_collected_in_the_order_of_the_chapters(pair):
@@ -318,7 +318,7 @@ def test_a_cell_that_fails_is_shown_and_the_notebook_keeps_its_outputs(pair, cap
     assert chapters.main(["--run"]) == 2
     err = capsys.readouterr().err
     assert "ZeroDivisionError" in err and "nbclient" not in err
-    assert err.splitlines()[-1].startswith("error: 01_page.py does not run, see above")
+    assert err.splitlines()[-1].startswith("error: 01_page.py failed, see above")
     stored = nbformat.read(pair.with_suffix(".ipynb"), as_version=4)
     assert stored.cells[1].outputs[0].data["text/plain"] == "42"
 

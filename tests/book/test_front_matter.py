@@ -107,14 +107,14 @@ def test_numbers_and_commits_are_printed(function, value, text):
         (recorded_runs.recorded, "pears exlm row", "no run is named 'pears'"),
         (recorded_runs.recorded, "molecules mlm mask", "trained mlm"),
         (recorded_runs.recorded, "molecules exlm floor", "toy language"),
-        (recorded_runs.recorded, "pairs exlm rows", "nothing a record holds"),
+        (recorded_runs.recorded, "pairs exlm rows", "not something a record holds"),
         (recorded_runs.small, "bbbp mlm-bert", "bbbp mlm-bert"),
         (recorded_runs.small_stamps, "proteins", "proteins"),
         (front_matter.source_line, "tests/core/test_rope.py::test_nothing", "defines no"),
         (sweep_numbers.sweep, "saddle toy-threes downstream", "'saddle toy-threes downstream'"),
         (sweep_numbers.sweep, "ladder toy downstream change-low", "do not hold"),
         (sweep_numbers.score, "nobody-claims-this", "the scorecard has no"),
-        (sweep_numbers.tally, "all", "neither planned nor unplanned"),
+        (sweep_numbers.tally, "all", "expected planned or unplanned"),
     ],
 )
 def test_what_cannot_be_found_is_an_error(function, text, words):

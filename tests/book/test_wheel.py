@@ -125,5 +125,5 @@ def test_an_installed_package_builds_its_sources_and_is_right(wheel, tmp_path):
     assert Path(said["library"]).is_relative_to(cache)
     assert said["difference"] < 1e-12
     report = run("-m", "exlm_mini.doctor")
-    assert "every result is right" in report and "  cpu           native\n" in report
+    assert "all results are right" in report and "  cpu           native\n" in report
     assert ", commit not a git checkout\n" in report

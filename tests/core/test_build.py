@@ -130,7 +130,7 @@ def test_a_compiler_error_is_cut_to_what_matters(cache, compiler):
     )
     with pytest.raises(build.BuildError) as caught:
         build.build("cpu")
-    said = f"the C++ sources do not build with {compiler}: dag.h:7:3: error: no wings"
+    said = f"compiling the C++ sources with {compiler} failed: dag.h:7:3: error: no wings"
     assert str(caught.value) == said
     assert not list(cache.glob("*/*.so"))
 
@@ -151,14 +151,14 @@ def test_a_library_that_does_not_build_load_or_run_is_no_backend(monkeypatch):
     why_not = native.why_not.__wrapped__
     with monkeypatch.context() as patch:
         patch.setattr(native, "log_likelihood_with", refuse)
-        assert why_not("cpu") == "the built library does not run: driver too old"
+        assert why_not("cpu") == "the library was built but fails to run: driver too old"
     monkeypatch.setattr(native, "_load", native._load.__wrapped__)
     with monkeypatch.context() as patch:
         patch.setattr(native, "build", refuse)
         assert why_not("cpu") == "RuntimeError: driver too old"
         patch.setattr(torch.cuda, "is_available", lambda: False)
         assert why_not("cuda") == "PyTorch sees no CUDA GPU"
-    assert why_not("mps") == "it is written for CPUs and CUDA, not for 'mps'"
+    assert why_not("mps") == "the compiled backend supports only CPU and CUDA, not 'mps'"
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert why_not("cpu").startswith("no C++ compiler 'no-such-compiler': install")
     with pytest.raises(native.BuildError, match="no-such-compiler"):
@@ -195,7 +195,9 @@ def test_processes_that_start_together_build_once_also_after_a_kill(cache, compi
     assert [out for out, _ in outputs] == [f"None {library}\n"] * 2
     # One of them says why nothing happens for a while.
     (said,) = "".join(error for _, error in outputs).splitlines()
-    assert said.startswith("building the C++ ") and said.endswith(f"kept in {library.parent}")
+    assert said.startswith("compiling the C++ ") and said.endswith(
+        f"(cached in {library.parent})"
+    )
     assert log.read_text().splitlines() == ["compile"] * 2
 
 

@@ -121,5 +121,5 @@ def test_edges_by_reach_half_precision_and_no_rows(decode):
     assert low.log_score_B.dtype == torch.float32
     nothing = decode(log_token_BLV[:0], dense_BLL[:0], 6)
     assert nothing.path_BM.shape == nothing.token_ids_BM.shape == (0, 0)
-    with pytest.raises(ValueError, match=r"log_token \(B, L, V\)"):
+    with pytest.raises(ValueError, match=r"log_token must be \(B, L, V\)"):
         decode(log_token_BLV[0], dense_BLL, 6)

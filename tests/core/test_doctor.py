@@ -28,7 +28,7 @@ def test_a_missing_library_or_tool_is_advice(monkeypatch, one_backend, capsys):
     text = capsys.readouterr().out
     assert "no C++ compiler 'no-such-compiler': install g++" in text
     assert "no CUDA compiler nvcc in CUDA_HOME, /no/such/folder/bin: install" in text
-    assert "no_such_library missing, it comes with the extra train\n" in text
+    assert "no_such_library not installed; it comes with the extra train\n" in text
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_every_backend_is_right_and_no_optional_library_is_needed(monkeypatch, c
         monkeypatch.setitem(sys.modules, name, None)
     assert doctor.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "every result is right"
+    assert lines[-1] == "all results are right"
     for name in {*BACKENDS} - {JUDGE}:
         (line,) = [line for line in lines if line.startswith(f"  cpu     {name}")]
-        assert line.endswith("right") or (name == "native" and "not here: " in line)
+        assert line.endswith("right") or (name == "native" and "not available: " in line)

@@ -56,7 +56,10 @@ def test_a_full_disk_is_told_with_the_file(write, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="No space left") as caught:
         write(tmp_path / "a", b"x")
-    assert str(refused(caught.value)) == f"no space left to write {tmp_path / 'a'}; make room"
+    assert (
+        str(refused(caught.value))
+        == f"no space left to write {tmp_path / 'a'}; free some space"
+    )
 
 
 def test_a_file_that_cannot_be_written_has_the_name_that_was_asked_for(tmp_path):

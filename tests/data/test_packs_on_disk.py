@@ -220,11 +220,13 @@ def test_files_of_two_corpora_do_not_mix(tmp_path):
     prepare_corpus(fours, tmp_path / "c", 1)
     for file in ("train.bin", "train.json"):
         os.replace(tmp_path / "b" / file, tmp_path / "a" / file)
-    told(lambda: open_corpus(tmp_path / "a", TOY), "train.json", "not of one corpus")
+    told(lambda: open_corpus(tmp_path / "a", TOY), "train.json", "do not belong to the same")
     os.replace(tmp_path / "c" / "tokenizer.json", tmp_path / "b" / "tokenizer.json")
     for name in ("train.bin", "train.json"):
         os.replace(tmp_path / "a" / name, tmp_path / "b" / name)
-    told(lambda: open_corpus(tmp_path / "b", TOY), "tokenizer.json", "not of one corpus")
+    told(
+        lambda: open_corpus(tmp_path / "b", TOY), "tokenizer.json", "do not belong to the same"
+    )
     os.unlink(tmp_path / "b" / "tokenizer.json")
     told(lambda: open_corpus(tmp_path / "b", TOY), "tokenizer.json", "No such file")
 
@@ -247,7 +249,7 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path):
     told(
         lambda: prepare_corpus(data, tmp_path / "c", 1),
         toy.tokenizer_path,
-        "of kind toy",
+        "for toy",
         "is text",
     )
 

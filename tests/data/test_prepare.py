@@ -126,7 +126,7 @@ def test_a_full_disk_loses_no_finished_shard(data, tmp_path, undisturbed, room):
     try:
         with pytest.raises(OSError) as full:
             prepare(data, output)
-        assert "make room" in str(refused(full.value))
+        assert "free some space" in str(refused(full.value))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(output.rglob("*.partial")) and not list(output.rglob("tmp*"))
@@ -172,7 +172,7 @@ def test_a_worker_that_dies_is_told(molecules, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "clean", dies)
     told(
         lambda: prepare(molecules, tmp_path / "c", num_workers=2),
-        "died", "the same command goes on",
+        "died", "run the same command again",
     )  # fmt: skip
 
 
@@ -275,7 +275,7 @@ def test_molecules_are_cleaned_and_losses_counted(molecules, tmp_path):
     line = told(
         lambda: prepare(strict, tmp_path / "d"), "a.smi", "rejects 2", "'nonsense", "0.50%"
     )
-    assert "raise data.max_rejected" in line and "data.kind text" in line
+    assert "raise data.max_rejected" in line and "data.kind to text" in line
 
 
 # ---- the directory ----
@@ -326,10 +326,10 @@ def test_the_command_makes_a_corpus_and_names_it(data, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ("", "name a --source"),
+        ("", "give a --source"),
         ("--source wikipedai", "did you mean wikipedia"),
-        ("--source a.txt --data.kind toy", "pretrain draws it"),
-        ("--source a.txt --canonical", "only molecules are cleaned"),
+        ("--source a.txt --data.kind toy", "pretrain draws its sentences"),
+        ("--source a.txt --canonical", "only molecules can be cleaned"),
         ("--source a.txt --seed -1", "--seed"),
     ],
 )

@@ -92,7 +92,7 @@ def test_a_corpus_of_a_local_copy_that_has_changed_is_refused(hub_copy, tmp_path
 
 def test_a_column_is_named_by_the_settings(hub_copy):
     data = text(f"hub:{hub_copy}", column="id")
-    told(lambda: opened(data), "'id'", "is 0, no text")
+    told(lambda: opened(data), "'id'", "is 0, which is not text")
     told(lambda: opened(replace(data, column="body")), "no column 'body'", "text, id")
     told(lambda: opened(text(f"hub:{hub_copy},,none")), hub_copy, "cannot read", "split")
 
@@ -145,7 +145,7 @@ def test_a_network_that_fails_is_told_in_one_line(monkeypatch):
     monkeypatch.setattr(sources, "_stream", lambda *_: Stream())
     rows = sources._hub_documents(HubSet("x"), "a commit", "text", 0)
     assert next(rows) == "one"
-    told(lambda: next(rows), "hub data set x", "reset", "the same command goes on")
+    told(lambda: next(rows), "hub data set x", "reset", "run the same command again")
 
 
 def test_of_the_hub_only_the_column_is_read(monkeypatch):
@@ -185,10 +185,10 @@ def test_files_beside_each_other_are_one_source(tmp_path, hub_copy):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["wikipedai"], ["no named data set", "did you mean wikipedia?"]),
+        (["wikipedai"], ["neither a named data set", "did you mean wikipedia?"]),
         (["none.txt"], ["no such file", "existing path"]),
         (["corpus.gz"], ["no known suffix"]),
-        (["zinc"], ["holds smiles, data.kind is text"]),
+        (["zinc"], ["holds smiles, but data.kind is text"]),
         (["bookcorpus"], ["bookcorpus-unlicensed"]),
         (["hub:"], ["hub:ID,CONFIG,SPLIT"]),
         (["hub:a/b,en,train,x"], ["hub:ID,CONFIG,SPLIT"]),

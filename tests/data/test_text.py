@@ -55,7 +55,7 @@ def test_a_text_is_what_stands_between_its_outer_blanks(before, text, after):
 )
 def test_what_is_not_one_smiles_is_refused(entry):
     assert smiles_in(entry) is None
-    told(lambda: document(entry, "smiles", "row 7"), "row 7", "SMILES alone")
+    told(lambda: document(entry, "smiles", "row 7"), "row 7", "only the SMILES")
 
 
 def test_the_labels_of_atoms_say_nothing_of_bonds():
@@ -105,7 +105,7 @@ def test_molecules_and_other_columns_are_read_where_asked_for(tmp_path):
     either = write(tmp_path / "b.csv", "ID,SMILES,Text,text\n01,CCO,a,b\n")
     for column, expected in ((None, "CCO"), ("id", "01"), ("Text", "a"), ("text", "b")):
         assert read(either, kind="smiles", column=column) == [expected]
-    told(lambda: read(either, column="TEXT"), either, "'TEXT' 2 times", "'Text'", "name one")
+    told(lambda: read(either, column="TEXT"), either, "'TEXT' 2 times", "'Text'", "exact name")
 
 
 def test_the_search_for_a_blank_line_is_bounded(tmp_path, monkeypatch):
@@ -151,18 +151,18 @@ def test_one_column_of_a_parquet(tmp_path):
         ("plain.txt.gz", b"not compressed", ["cannot read"]),
         ("junk.parquet", b"hello", ["cannot read"]),
         ("a.csv", "id,body\n1,hello\n", ["'text'", "id, body", "data.column"]),
-        ("b.csv", "id,text\n1,a\n2,b,c\n", ["row 1 (from 0)", "3 fields", "mend it"]),
-        ("twice.csv", "text,text\n1,2\n", ["'text' 2 times", "keep or name one"]),
-        ("short.csv", "id,text\n1,a\n2\n", ["row 1 (from 0)", "1 fields", "the header 2"]),
-        ("c.csv", 'text\na\n"never closed\nb\n', ["row 1 (from 0)", "quotation mark", "twice"]),
-        ("a.tsv", 'id\ttext\n1\t"a" b\n', ["row 0 (from 0)", "quotation mark", "twice"]),
+        ("b.csv", "id,text\n1,a\n2,b,c\n", ["row 1 (from 0)", "3 fields", "fix that row"]),
+        ("twice.csv", "text,text\n1,2\n", ["'text' 2 times", "keep one"]),
+        ("short.csv", "id,text\n1,a\n2\n", ["row 1 (from 0)", "1 fields", "the header has 2"]),
+        ("c.csv", 'text\na\n"never closed\nb\n', ["row 1 (from 0)", "quotation mark", "double"]),
+        ("a.tsv", 'id\ttext\n1\t"a" b\n', ["row 0 (from 0)", "quotation mark", "double"]),
         ("d.csv", b"text\ncaf\xe9\n", ["line 2", "0xe9", "iconv"]),
         ("e.csv", "text\na\n".encode("utf-16"), ["line 1", "iconv"]),
-        ("a.jsonl", '{"text": "a"}\n\n{"text": }\n', ["row 1 (from 0)", "mend it"]),
-        ("deep.jsonl", "[" * 100_000, ["row 0 (from 0)", "mend it"]),
+        ("a.jsonl", '{"text": "a"}\n\n{"text": }\n', ["row 1 (from 0)", "fix that row"]),
+        ("deep.jsonl", "[" * 100_000, ["row 0 (from 0)", "fix that row"]),
         ("b.jsonl", '{"body": "b"}\n', ["'text'", "body", "data.column"]),
-        ("c.jsonl", "[1]\n", ["row 0 (from 0)", "no JSON object"]),
-        ("d.jsonl", '{"text": 5}\n', ["row 0 (from 0), column 'text'", "is 5, no text"]),
+        ("c.jsonl", "[1]\n", ["row 0 (from 0)", "not a JSON object"]),
+        ("d.jsonl", '{"text": 5}\n', ["row 0 (from 0), column 'text'", "is 5, which is not text"]),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 15 else "",
 )  # fmt: skip

@@ -204,4 +204,4 @@ def test_a_missing_special_token_is_named(tmp_path):
     told(lambda: Tokenizer.load(path), path, "[SEP]", "train one")
     for content in (b"", b"\x00\xff\xfe", b"{}", b"[1]"):
         path.write_bytes(content)
-        told(lambda: Tokenizer.load(path), path, "defines no tokenizer", "train one")
+        told(lambda: Tokenizer.load(path), path, "is not a valid tokenizer", "train one")

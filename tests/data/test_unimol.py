@@ -94,4 +94,4 @@ def test_molecules_of_an_lmdb_come_in_its_order_or_are_told(tmp_path):
     (tmp_path / "c.lmdb").write_bytes(b"no database" * 1000)
     told(lambda: read(tmp_path / "c.lmdb"), "c.lmdb", "cannot read")
     (tmp_path / "d.lmdb").write_bytes(path.read_bytes()[:8192])  # the process must not die
-    told(lambda: read(tmp_path / "d.lmdb"), "d.lmdb", "cut off")
+    told(lambda: read(tmp_path / "d.lmdb"), "d.lmdb", "truncated")

@@ -188,7 +188,7 @@ def test_what_cannot_be_timed_is_told_and_the_others_go_on():
     assert [record["backend"] for record in found] == ["good"]
     for name, note in zip(functions, notes, strict=False):
         assert note.startswith(f"{name} is left out at B,M,L = 1,8,30")
-    assert "one log-likelihood per row, (1,), not ()" in notes[1] and "terms" in notes[3]
+    assert "one log-likelihood per row, shape (1,), not ()" in notes[1] and "terms" in notes[3]
 
 
 # ---- a training step ----

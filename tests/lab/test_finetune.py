@@ -61,7 +61,7 @@ def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys, m
         assert main(words(*argv, "--output", output, "--dry-run")) == 0
     planned = capsys.readouterr().out.splitlines()
     assert "bbbp: sizes [32, 4, 4]" in planned
-    why = "RDKit reads no molecule in 'C1CC'"
+    why = "RDKit cannot read 'C1CC' as a molecule"
     assert f'bbbp: rejected [{{"row": 40, "why": "{why}"}}]' in planned
     # Two runs of two steps of 10 s, and after 32 rows 4 are judged, each for a third as long.
     assert planned[0].endswith("2 run(s) of 2 steps, about 42 s on cpu")
@@ -69,7 +69,7 @@ def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys, m
     results = done(argv, output)
     shown = capsys.readouterr().out
     assert re.search(r"\| bbbp +\| ROC AUC +\| test +\| \d+\.\d ± \d+\.\d \| mean of 2", shown)
-    assert "molecules lost stereo marks: 26" in shown
+    assert "molecules that lost stereo marks: 26" in shown
     record = results["tasks"]["bbbp"]
     for part, digest in record["notes"]["split_sha1"].items():
         assert f"{part} {digest[:8]}" in shown
@@ -101,9 +101,12 @@ def test_text_is_tuned_beside_the_papers_numbers(runs, rte, tmp_path, capsys):
     results = done([*argv, "--recipe", "finetune/table-6"], tmp_path / "out")
     assert results["checkpoint"]["step"] == 2
     shown = capsys.readouterr().out
-    assert "chosen on the rows that are reported" in shown
+    assert "chosen on the same rows that are reported" in shown
     assert "54.7 (Table 2)" in shown and "57.6 (Table 2)" in shown
-    assert "not the recipe's: epochs" in (tmp_path / "out" / "table.md").read_text()
+    assert (
+        "settings that differ from the recipe: epochs"
+        in (tmp_path / "out" / "table.md").read_text()
+    )
 
 
 def test_a_grid_searches_with_one_seed_and_reports_all(runs, rte, tmp_path, capsys):
@@ -170,7 +173,13 @@ def test_without_a_task_those_of_the_recipe_that_the_run_can_read_are_taken(runs
         assert main(words("--checkpoint", runs / "toy", "--dry-run", *more)) == 0
         shown = capsys.readouterr().out
         assert {line.partition(":")[0] for line in shown.splitlines()} == {"toy-inference"}
-    fails(capsys, main, "--checkpoint", runs / "text", parts=["no task of text", "--task"])
+    fails(
+        capsys,
+        main,
+        "--checkpoint",
+        runs / "text",
+        parts=["no embedded task reads text", "--task"],
+    )
     argv = ["--checkpoint", runs / "smiles", "--recipe", "finetune/table-6"]
     fails(capsys, main, *argv, parts=["mnli consists of text"])
 

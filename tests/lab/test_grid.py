@@ -200,7 +200,7 @@ def test_runs_of_other_data_or_weights_are_not_mixed(pretrained, problem, tmp_pa
     path = next(tmp_path.glob("cells/**/seed-1.json"))
     for metrics in (None, {"validation": {"accuracy": math.nan}}):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"metrics": metrics}))
-        told(lambda: ledger.run(QUICK, 1), path, "run is made again")
+        told(lambda: ledger.run(QUICK, 1), path, "run will be repeated")
     path.unlink()
     assert ledger.run(QUICK, 1)["metrics"] == made["metrics"]
 

@@ -95,7 +95,7 @@ def test_stereo_is_kept_or_stripped_as_asked_after_the_split(tmp_path):
 def test_a_table_of_another_set_is_refused(tmp_path):
     told(lambda: load("bace", tmp_path), tmp_path, "holds no bace.csv")
     path = bace(tmp_path, ["CCO,1,1"], "smiles,a,b")
-    told(lambda: load("bace", path), path, "has 1 label column(s), found 2", "a, b")
+    told(lambda: load("bace", path), path, "has 1 label column(s)", "this file has 2", "a, b")
 
 
 def test_the_hub_is_read_as_its_files_are(monkeypatch):

@@ -114,8 +114,8 @@ def test_pandas_reads_what_is_written_of_every_type(tmp_path):
 @pytest.mark.parametrize(
     ("suffix", "header", "row", "parts"),
     [
-        (".jsonl", ["a", "a"], [1, 2], ("only one column 'a'",)),
-        (".parquet", ["a"], ["x"], ("'a' in rows 0 to 0", "are of one type")),
+        (".jsonl", ["a", "a"], [1, 2], ("two columns named 'a'",)),
+        (".parquet", ["a"], ["x"], ("'a' in rows 0 to 0", "the type of its first rows")),
     ],
 )
 def test_what_a_format_cannot_hold_is_refused(tmp_path, suffix, header, row, parts):
@@ -136,7 +136,7 @@ def test_what_a_format_cannot_hold_is_refused(tmp_path, suffix, header, row, par
         ("t.csv", 'a,b\n"1,2\n', ("t.csv",)),
         ("t.jsonl", "{}\n{", ("t.jsonl", "row 1 (from 0)")),
         ("t.parquet", "PAR1 and no more", ("t.parquet",)),
-        ("t.txt", "a", ("is no table", ".csv, .tsv, .jsonl, .parquet")),
+        ("t.txt", "a", ("is not a table", ".csv, .tsv, .jsonl, .parquet")),
         ("t.csv.gz", "a,b", ("t.csv.gz",)),
     ],
 )
@@ -215,30 +215,33 @@ def test_few_wrong_cells_are_left_out_and_named_many_are_refused():
     _, labels_RC, reasons = encode([("t", 0)], cells, asked("x"))
     assert reasons == {
         37: "it has no answer",
-        38: "'x' is 'low', not a number below 1e+30 or nothing",
-        39: "'x' is 'inf', not a number below 1e+30 or nothing",
+        38: "'x' is 'low', not a number below 1e+30 or an empty cell",
+        39: "'x' is 'inf', not a number below 1e+30 or an empty cell",
     }  # fmt: skip
     assert np.isnan(labels_RC[37:]).all() and labels_RC[36] == 38
     cells[:10] = "strange"
     told(
         lambda: encode([("t", 0)], cells, asked("x", kind="numbers")),
         "t row 0",
-        "13 rows are like it",
+        "13 rows in all are wrong",
     )
 
 
 @pytest.mark.parametrize(
     ("columns", "parts"),
     [
-        ({"x": [""] * 40}, ("x holds no answer",)),
-        ({"x": [f"id{n}" for n in range(40)]}, ("40 different words", "a name")),
-        ({"x": ["a", "b"] * 20, "y": [0, 1] * 20}, ("'x' holds classes", "of its own")),
-        ({"x": [1, 2] * 20, "y": [""] * 40}, ("y holds no answer",)),
+        ({"x": [""] * 40}, ("x holds no answers",)),
+        ({"x": [f"id{n}" for n in range(40)]}, ("40 different words", "names")),
+        (
+            {"x": ["a", "b"] * 20, "y": [0, 1] * 20},
+            ("'x' holds classes", "in a separate command"),
+        ),
+        ({"x": [1, 2] * 20, "y": [""] * 40}, ("y holds no answers",)),
         ({"x": [[1]] * 40}, ("holds lists",)),
         ({"x": ["1e40", "2"] * 20}, ("row 0", "'1e40'", "below 1e+30")),
         ({"x": ["0.1", ""] * 20}, ("'x' holds only '0.1'",)),
         ({"x": ["yes", ""] * 20}, ("'x' holds only 'yes'",)),
-        ({"x": ["1,5", "-2", "0", "NA"] * 10}, ("'x' holds '1,5'", "with a point")),
+        ({"x": ["1,5", "-2", "0", "NA"] * 10}, ("'x' holds '1,5'", "decimal point")),
     ],
 )
 def test_targets_that_make_no_task_are_refused(columns, parts):
@@ -293,4 +296,6 @@ def test_pairs_need_both_texts():
 
 def test_wrong_cells_are_counted_among_those_that_hold_something():
     frame = frame_of(pIC50=[None] * 30 + [*range(8), "x", "y"])
-    told(lambda: load(frame, asked("pIC50", kind="numbers")), "row 38", "2 rows are like it")
+    told(
+        lambda: load(frame, asked("pIC50", kind="numbers")), "row 38", "2 rows in all are wrong"
+    )

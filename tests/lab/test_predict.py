@@ -109,7 +109,7 @@ def test_predict_writes_the_table_with_a_column_for_each_target(
         assert said.keys() == own.keys() | added and said.items() >= own.items()
         is_read = row != 7 or kind == "pair"
         assert all(bool(said[name]) == is_read for name in added)
-    assert ("row 7: RDKit reads no molecule in 'C1CC('" in err) == (kind != "pair")
+    assert ("row 7: RDKit cannot read 'C1CC(' as a molecule" in err) == (kind != "pair")
     if "pIC50" in added:  # in its unit: the answers lie between 101 and 120
         assert all(90 < float(said["pIC50"]) < 130 for said in after if said["pIC50"])
     if "Toxic" in added:
@@ -182,7 +182,7 @@ def test_a_model_is_neither_lost_in_silence_nor_written_over(
     argv = [table, "--column", "SMILES", "--target", "pIC50", "--from", runs / "smiles", *ONE]
     lost = shutil.copytree(tuned / "numbers", tmp_path / "lost")
     (lost / "config.json").unlink()
-    fails(capsys, finetune.main, *argv, "--output", lost, parts=["has lost its model"])
+    fails(capsys, finetune.main, *argv, "--output", lost, parts=["no longer has its model"])
     exported = tmp_path / "exported"
     export(load(runs / "smiles"), exported)
     before = {path: path.read_bytes() for path in exported.iterdir()}
@@ -198,7 +198,7 @@ def test_what_cannot_be_read_is_told_and_gets_nothing(tuned, capsys):
     assert np.isnan(said).tolist() == [False, True, True, True, True, True, False]
     err = capsys.readouterr().err
     assert (
-        "row 1: RDKit" in err and "row 2: it is no text" in err and "row 3: it is empty" in err
+        "row 1: RDKit" in err and "row 2: it is not text" in err and "row 3: it is empty" in err
     )
     assert "row 4: 2 of its 2 tokens are not in the vocabulary" in err
     assert numbers.predict([])["pIC50"].shape == (0,)
@@ -245,7 +245,7 @@ def test_an_output_is_of_a_kind_that_exists_and_of_what_was_read(tuned, runs, tm
         (["--column", "SMILES", "--target", "pIC50", "--task", "bbbp"], ["--task is for"]),
         (["--column", "SMILES", "--target", "pIC50", "--recipe", "tiny"], ["--recipe is for"]),
         (["--column", "SMILES", "--target", "pIC50", "--grid"], ["--grid is for"]),
-        (["--column", "SMILES", "--target", "pIC50", "--test", "{table}"], ["named twice"]),
+        (["--column", "SMILES", "--target", "pIC50", "--test", "{table}"], ["given twice"]),
         (["--column", "SMILES", "smiles", "--target", "pIC50"], ["'SMILES' is named twice"]),
         (
             ["--column", "SMILES", "--target", "pIC50", "--train.micro_batch_size", "12"],
@@ -282,7 +282,7 @@ def test_every_row_gets_its_vector(suffix, runs, table, tmp_path, capsys, monkey
     output = tmp_path / f"out{suffix}"
     argv = [runs / "smiles", table, "--column", "smiles", "--output", output]
     assert run_in(embed, *argv) == 0
-    assert "row 7: RDKit reads no molecule" in capsys.readouterr().err
+    assert "row 7: RDKit cannot read" in capsys.readouterr().err
     expected = load(runs / "smiles").embed(SMILES).numpy()
     if suffix == ".npy":
         vectors = np.load(output)

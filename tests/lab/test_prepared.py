@@ -35,12 +35,22 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("kind", "train", "validation", "said"),
     [
-        ("numbers", [1, NAN, NAN], [1, 2, 3], "'size' is known in 1 of the train rows"),
-        ("numbers", [1, 2, 3], [1, NAN, NAN], "'size' is known in 1 of the validation rows"),
+        ("numbers", [1, NAN, NAN], [1, 2, 3], "'size' has a value in only 1 of the train rows"),
+        (
+            "numbers",
+            [1, 2, 3],
+            [1, NAN, NAN],
+            "'size' has a value in only 1 of the validation rows",
+        ),
         ("numbers", [7, 7, NAN], [1, 2, 3], "'size' is 7 in all train rows"),
         ("numbers", [1, 2, 3], [NAN, 7, 7], "'size' is 7 in all validation rows"),
         ("numbers", [1e9, 1e9 + 1, 1e9], [1, 2, 3], "'size' is 1e+09 ± 0.471"),
-        ("labels", [NAN, NAN, NAN], [0, 1, 1], "'size' is known in 0 of the train rows"),
+        (
+            "labels",
+            [NAN, NAN, NAN],
+            [0, 1, 1],
+            "'size' has a value in only 0 of the train rows",
+        ),
         ("labels", [0, 0, NAN], [0, 1, 1], "'size' is 0 in all train rows"),
         ("labels", [0, 1, 1], [1, 1, NAN], "validation rows: none of the 1 task(s) has both"),
     ],

@@ -285,7 +285,7 @@ def test_a_run_that_never_gets_there_counts_in_no_claim(tiny, tmp_path, monkeypa
     store(tmp_path, "mlm", metrics={"prize_bits": 1.234})
     text = verdicts.report(tmp_path)
     assert "base seed 1" in text and "1 of 2" in text and " +6.000 " in text
-    assert " +0.25 " in text and "1.23 bits a row" in text  # what matters, what can be won
+    assert " +0.25 " in text and "1.23 bits per row" in text  # what matters, what can be won
 
 
 def test_all_primary_claims_share_a_correction_even_those_without_numbers(

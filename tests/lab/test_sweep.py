@@ -169,7 +169,7 @@ def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
     assert run(tmp_path) == 0
     assert contents(tmp_path / "out") == before
     out, err = capsys.readouterr()
-    assert out == "" and re.search(r"(\d+) of \1 recorded in .*--output", err)
+    assert out == "" and re.search(r"(\d+) of \1 runs are recorded in .*--output", err)
 
 
 def test_the_ratio_of_a_cost_is_measured_by_one_process_for_all(tiny, tmp_path, monkeypatch):
@@ -204,7 +204,7 @@ def test_a_run_whose_log_lost_its_end_is_no_record(tiny, tmp_path):
     lines = log.read_text().splitlines(keepends=True)
     for kept in (lines[:-1], []):
         log.write_text("".join(kept))
-        told(lambda: runner.train(config), "lacks the last lines", "made again")
+        told(lambda: runner.train(config), "is missing the last lines", "run again")
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def test_a_part_without_rows_is_refused():
     told(lambda: load(frame[:2], asked("x")), "the train part", "is empty", "2 rows")
     told(lambda: load(none, asked("x")), "0 rows")
     told(lambda: load(frame, asked("x"), None, validation=none), "the validation part")
-    told(lambda: load(frame.assign(SMILES=7), asked("x")), "no row", "row 0", "it is no text")
+    told(lambda: load(frame.assign(SMILES=7), asked("x")), "no row", "row 0", "it is not text")
 
 
 def test_rows_are_held_out_by_the_seed_of_the_split():

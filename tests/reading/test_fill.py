@@ -48,7 +48,9 @@ def test_the_table_shows_the_reading(columns, runs, capsys, monkeypatch):
     states, graph = filled.reading.states, filled.reading.graph
     code, out, err = fill(capsys, text, "--run", run, "--top", 3)
     assert (code, err) == (0, "")
-    head, matrix = out.split("\nTransitions: the row hands over to the column\n")
+    head, matrix = out.split(
+        "\nTransitions: probability of going from the row's state to the column's\n"
+    )
     lines, path = head.splitlines(), [states.labels[u] for u in graph.path_M]
     assert any(line.startswith(f"path    {path[0]} -> {path[1]} ") for line in lines)
     assert any(line.startswith(f"joint   {filled.probability:.3g} =") for line in lines)
@@ -141,7 +143,7 @@ def test_the_newest_run_is_the_default(runs, toy, tmp_path, monkeypatch, capsys)
         ([TEXT, "--run", "nowhere"], "there is no checkpoint in nowhere"),
         ([TEXT, "--top", 0], "--top: it is '0'"),
         ([TEXT, "--ran", "x"], "--ran"),
-        ([TEXT, "--html", "no/explorer.html"], "there is no folder no; make it"),
+        ([TEXT, "--html", "no/explorer.html"], "there is no folder no; create it"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, words, toy, tmp_path, monkeypatch, capsys):
@@ -154,7 +156,7 @@ def test_another_tokenizer_is_refused(toy, runs, tmp_path, capsys):
     shutil.copytree(toy / "checkpoints" / "step-000003", step)
     assert fill(capsys, TEXT, "--run", step)[0] == 0
     shutil.copy(runs / "smiles" / "data" / "tokenizer.json", step)
-    fails(capsys, main, TEXT, "--run", step, parts=["is not that of the model"])
+    fails(capsys, main, TEXT, "--run", step, parts=["does not belong to the model"])
 
 
 def test_output_fits_any_terminal_encoding(runs, monkeypatch):

@@ -207,14 +207,14 @@ def test_the_usual_collator_is_refused_for_the_right_reason(molecules):
         )
         batch = collate([row] * 4)
         has_pad.add(bool((batch["input_ids"] == tokenizer.pad_token_id).any()))
-        with pytest.raises(ValueError, match="labels must stand at every"):
+        with pytest.raises(ValueError, match="labels must be set at every"):
             model(**batch)
     assert has_pad == {True, False}
 
 
 def test_masks_that_stood_in_the_text_are_refused_for_the_right_reason(molecules):
     tokenizer, model = molecules
-    with pytest.raises(ValueError, match=r"leave out texts that hold \[MASK\]"):
+    with pytest.raises(ValueError, match=r"leave out texts that already contain \[MASK\]"):
         model(**hf.collator(tokenizer)([tokenizer("CC[MASK]Nc1ccc(O)cc1")]))
 
 
@@ -233,9 +233,9 @@ def test_padding_before_a_token_is_refused(head):
     inside[1, 2] = 0
     mask = torch.tensor([[1] * 7, [0] + [1] * 6])
     for inputs in ((inside,), (inside, torch.ones_like(IDS)), (left,), (IDS, mask)):
-        with pytest.raises(ValueError, match=r"row 1 has padding .* padded on the right"):
+        with pytest.raises(ValueError, match=r"row 1 has padding .* pad rows on the right"):
             model(*inputs)
-    with pytest.raises(ValueError, match=r"want input_ids \(B, N\), got \(7,\)"):
+    with pytest.raises(ValueError, match=r"input_ids must be \(B, N\), got \(7,\)"):
         model(IDS[0])
 
 

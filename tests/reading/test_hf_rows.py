@@ -251,7 +251,7 @@ def test_a_collator_survives_copies_and_workers(name, strategy, pairs):
     ("name", "options", "error", "words"),
     [
         ("molecules", {"whole_word_mask": True}, ValueError, "no words"),
-        ("english", {"strategy": "units", "whole_word_mask": True}, ValueError, "no meaning"),
+        ("english", {"strategy": "units", "whole_word_mask": True}, ValueError, "be used with"),
         ("english", {"strategy": "span"}, ValueError, "did you mean spans"),
         ("english", {"strategy": "slots"}, ValueError, "strategy is 'slots'; known"),
         ("english", {"strategy": "spans", "span_length": 0}, UserError, "masking.span_length"),

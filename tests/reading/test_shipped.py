@@ -101,7 +101,7 @@ def test_fill_reads_it_where_there_is_no_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert fill.main(["c1cc[MASK]cc1O"]) == 0
     out, err = capsys.readouterr()
-    assert "no run below runs/: reading the small model 'molecules'" in err
+    assert "no run below runs/: reading the small shipped model 'molecules'" in err
     assert "filled  c1ccccc1O" in out
 
 

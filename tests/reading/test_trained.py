@@ -132,7 +132,7 @@ def test_stereo_marks_that_a_model_lacks_are_left_out_and_other_unknowns_told(ca
     flat, marked = model.embed(["CC(N)C(=O)O", "C[C@H](N)C(=O)O"])
     assert torch.allclose(flat, marked, atol=1e-6) and capsys.readouterr().err == ""
     model.embed(["CCO", "CCCCO[Na]CCCC"])
-    assert "1 of 2 texts hold what" in (said := capsys.readouterr().err)
+    assert "1 of 2 texts contain something" in (said := capsys.readouterr().err)
     assert "[Na]" in said
     half, more = model.embed(["C[Na]", "CC[Na][Na][Na]"]).isnan().all(dim=1).tolist()
     assert not half and more
@@ -149,9 +149,9 @@ def test_what_cannot_be_read_is_told(runs, capsys):
         told(lambda entry=entry: model.loss(["CC", entry]), "texts[1]")
     for entry in strange:
         told(lambda entry=entry: model.fill(entry), "the text")
-    told(lambda: model.loss(["[#6;R]"]), "in '[#6;R]'; leave it out")
-    told(lambda: model.loss(["C;C\nN"]), "its name; leave it out")
-    told(lambda: model.loss(3), "texts[0]: it is no text")
+    told(lambda: model.loss(["[#6;R]"]), "'[#6;R]' as a molecule; leave it out")
+    told(lambda: model.loss(["C;C\nN"]), "by a name; leave it out")
+    told(lambda: model.loss(3), "texts[0]: it is not text")
     told(lambda: model.loss(["CC", "C[MASK]"]), "texts[1]", "without masks")
     told(lambda: model.loss([]), "at least one")
 
@@ -172,5 +172,5 @@ def test_entries_are_read_as_what_they_are():
     assert readable(values[:2], "smiles")[0] == ["OCC", "[Xx]"]
     texts, reasons = readable(values, "smiles", Cleaning(canonical=True))
     assert texts == ["CCO", "", "", ""] and list(reasons) == [1, 2, 3]
-    assert [reasons[2], reasons[3]] == ["it is empty", "it is no text"]
+    assert [reasons[2], reasons[3]] == ["it is empty", "it is not text"]
     assert listed("CO") == ["CO"] and listed(3) == [3] and listed(iter("CO")) == ["C", "O"]

@@ -207,7 +207,7 @@ def finish(function, common, output, seed):
     code = ended(start(function, common, output, seed), SECONDS)
     if code != 0:
         said = Path(f"{output}.log").read_text()
-        raise AssertionError(f"the command ended with {code}:\n{said[-2000:]}")
+        raise AssertionError(f"the command failed with exit code {code}:\n{said[-2000:]}")
     return time.monotonic() - began, int(Path(f"{output}.changes").read_text())
 
 
@@ -271,7 +271,7 @@ def trial(name, folder, whole, effort, rng, log):
     told, left = [moment for moment in told if moment], contents(output)
     other = sorted(f for f in left.keys() | whole.keys() if left.get(f) != whole.get(f))
     if other:
-        log(f"{name}: killed at {', '.join(told)}: other {', '.join(other[:5])}")
+        log(f"{name}: killed at {', '.join(told)}: these files differ: {', '.join(other[:5])}")
     return len(told), not other
 
 

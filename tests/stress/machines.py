@@ -94,7 +94,7 @@ def run(
             text=True,
         )
         if not report.exists():
-            how = f"pytest ended with {told.returncode}"
+            how = f"pytest failed with exit code {told.returncode}"
             return Outcome(0, [how], 0, told.stdout + told.stderr)
         cases = list(ElementTree.parse(report).iter("testcase"))
     failed = [c for c in cases if {child.tag for child in c} & {"failure", "error"}]
@@ -107,9 +107,9 @@ def main() -> int:
     """Run what was asked for; 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=MACHINES, default=list(MACHINES))
-    parser.add_argument("--workers", default="2", help="processes of pytest")
-    parser.add_argument("--marked", default="not gpu", help="pytest's -m")
-    parser.add_argument("--output", type=Path, help="directory for what pytest printed")
+    parser.add_argument("--workers", default="2", help="number of pytest processes")
+    parser.add_argument("--marked", default="not gpu", help="expression for pytest's -m")
+    parser.add_argument("--output", type=Path, help="directory for the output of pytest")
     parser.add_argument("path", nargs="*", type=Path)
     asked = parser.parse_args()
     tests = [p for name in TRAINING_TESTS for p in (ROOT / "tests").glob(f"*/test_{name}.py")]

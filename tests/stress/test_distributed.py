@@ -223,7 +223,7 @@ def test_a_signal_to_one_process_saves_one_step_and_the_rest_is_the_same(undistu
     code, out, err = finished(disturbed(tmp_path, "TERM:1:4", output, 3))
     assert (code, out) == (0, ""), err
     # A signal that comes in a step is heard at its end: the step after 4, from 0.
-    assert "stopped at step 5 of 12; the same command with --output" in err
+    assert "stopped at step 5 of 12; run the same command again with --output" in err
     names = sorted(path.name for path in (output / "checkpoints").iterdir())
     assert names == ["step-000003", "step-000005"]
     assert "Traceback" not in err

@@ -46,7 +46,7 @@ def nudged(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("EXLM_NUDGE" in os.environ, reason="this process is nudged already")
+@pytest.mark.skipif("EXLM_NUDGE" in os.environ, reason="EXLM_NUDGE is already set")
 def test_a_nudge_moves_the_last_bits_the_same_way_in_every_process(nudged):
     own, one, two = trained(), nudged(1), nudged(2)
     assert len({tuple(weights) for weights in (own, one, two)}) == 3

@@ -117,7 +117,7 @@ def test_a_corpus_with_the_same_rows_and_another_tokenizer_is_refused(begun, cap
     assert Tokenizer.from_file(str(pack / "tokenizer.json")).token_to_id("a") is not None
     before = contents(run)
     line = fails(capsys, main, *command)
-    assert "tokenizer.json" in line and "are not of one corpus" in line
+    assert "tokenizer.json" in line and "do not belong to the same corpus" in line
     # The same, by a corpus that is sound in itself.
     prepared_with(pack)
     line = fails(capsys, main, *command)

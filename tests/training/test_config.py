@@ -42,10 +42,10 @@ CLASHES = [
     ({"train": {"micro_batch_tokens": 8}}, "set train.batch_tokens too"),
     ({"train": {"batch_tokens": 64, "batch_size": 16}}, "train.batch_size 16 and"),
     ({"train": {"batch_tokens": 64, "micro_batch_size": 16}}, "train.micro_batch_size 16"),
-    ({"masking": {"strategy": "slots"}}, "slots has no meaning with data.kind text"),
+    ({"masking": {"strategy": "slots"}}, "slots cannot be used with data.kind text"),
     (
         {"masking": {"strategy": "units"}, "data": {"kind": "toy"}},
-        "units has no meaning with data.kind toy",
+        "units cannot be used with data.kind toy",
     ),
 ]
 
@@ -102,7 +102,7 @@ REFUSED = {
     "train: {steps: [5]}": ["train.steps is a list", "integer"],
     "train: {learning_rate: .inf}": ["train.learning_rate is '.inf'", "number"],
     "train: {adam_betas: [0.9]}": ["train.adam_betas.1", "required"],
-    "train: 5": ["train is '5'; it should hold settings"],
+    "train: 5": ["train is '5'; it should be a group of settings"],
     "trian: {steps: 5}": ["unknown setting trian", "did you mean train?"],
     "tests: {steps: 5}": ["known: recipe", "train"],
     "train: {step: 5}": ["unknown setting train.step", "did you mean train.steps"],
@@ -171,7 +171,7 @@ def test_the_settings_of_every_recipe_come_back_from_a_run(name, tmp_path):
 # ---- numbers that no machine holds are refused before anything of their size is made ----
 
 PRETRAIN = "pretrain --recipe toy-pairs --objective exlm --train.device cpu --output out"
-MODEL = ["about", "GiB, this machine has 24.0 GiB", "model.width"]
+MODEL = ["about", "GiB, but this machine has 24.0 GiB", "model.width"]
 TOO_LARGE = [
     (f"{PRETRAIN} --model.width 200000", MODEL),
     (f"{PRETRAIN} --model.num_layers 1000 --model.width 6400", MODEL),

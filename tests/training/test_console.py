@@ -32,13 +32,16 @@ def test_a_mistake_and_what_the_system_refuses_are_told_in_one_line(capsys):
         (UserError("steps is 0"), "error: steps is 0"),
         (
             OSError(errno.ENOSPC, "full", "a.bin"),
-            "error: no space left to write a.bin; make room",
+            "error: no space left to write a.bin; free some space",
         ),
-        (OSError(errno.ENOSPC, "full"), "error: no space left to write the output; make room"),
+        (
+            OSError(errno.ENOSPC, "full"),
+            "error: no space left to write the output; free some space",
+        ),
         (
             OSError(errno.EISDIR, "Is a directory", "a.tmp"),
-            "error: cannot read or write a.tmp (Is a directory); see what it is and who may use "
-            "it, or choose another path",
+            "error: cannot read or write a.tmp (Is a directory); check its type and permissions, "
+            "or choose another path",
         ),
     ):
         assert exit_code(raising(error)) == 2

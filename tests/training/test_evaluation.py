@@ -173,7 +173,7 @@ def test_a_model_with_a_part_that_the_package_does_not_make_is_refused(packs, tm
     make_trainer(CONFIG, packs, tmp_path).run()
     checkpoint = latest_checkpoint(tmp_path / "checkpoints", print)
     checkpoint.tensors["model"]["transition.own"] = torch.zeros(3)
-    told(lambda: load_model(checkpoint), "transition.own is (3,), not None", "of your own")
+    told(lambda: load_model(checkpoint), "transition.own is (3,), not None", "custom parts")
 
 
 def test_a_validation_without_masks_is_refused(packs, tmp_path):

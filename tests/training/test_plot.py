@@ -117,7 +117,7 @@ def test_equal_figures_have_equal_bytes(tmp_path):
         ("absent", "a.png", "absent holds no metrics.jsonl"),
         ("new", "a.png", "no run has logged a step yet"),
         ("run", "curves.gif", "curves.gif must end in .png, .svg, .pdf"),
-        ("run", "no/folder/a.png", "there is no folder no/folder; make it"),
+        ("run", "no/folder/a.png", "there is no folder no/folder; create it"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(tmp_path, monkeypatch, capsys, run, output, words):

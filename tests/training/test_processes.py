@@ -46,7 +46,7 @@ def test_without_a_launcher_there_is_one_process(monkeypatch):
     ("device", "num_gpus", "words"),
     [
         ("cuda:1", 2, ["cuda:1 is one GPU", "use cuda or auto"]),
-        ("auto", 1, ["1 GPUs and more processes; use --nproc-per-node 1"]),
+        ("auto", 1, ["more processes than GPUs (1); use --nproc-per-node 1"]),
         ("tpu", 0, ["known: auto, cpu, cuda"]),
     ],
 )

@@ -154,10 +154,10 @@ def test_a_recipe_stands_on_another(tmp_path):
 @pytest.mark.parametrize(
     ("base", "part"),
     [
-        ("a.yaml", "is the base of its own base"),
-        ("b.yaml", "is the base of its own base"),
-        ("d.yaml", "is the base of its own base"),
-        ("toy-pears", "no path of a .yaml file; did you mean toy-pairs"),
+        ("a.yaml", "is based on itself"),
+        ("b.yaml", "is based on itself"),
+        ("d.yaml", "is based on itself"),
+        ("toy-pears", "not the path of a .yaml file either; did you mean toy-pairs"),
         ("c.yaml", "cannot read"),
     ],
 )
@@ -175,7 +175,7 @@ def test_a_base_that_cannot_be_is_refused(base, part, tmp_path):
 def test_every_recipe_dry_runs_without_data_or_network(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     printed, said = dry_run(capsys, "--recipe", name)
-    assert "is not there yet: counted with data.vocab_size" in said
+    assert "does not exist yet; this estimate uses data.vocab_size" in said
     assert list(tmp_path.iterdir()) == []
     assert printed["objective"] == PAPER[name]["objective"]
     assert printed["steps"] == f"{PAPER[name]['train.steps']:,}"
@@ -197,7 +197,7 @@ def test_batch_and_hours_follow_from_devices_and_speed(capsys):
 
 @pytest.mark.parametrize("option", [["--devices", "2"], ["--throughput", "9"]])
 def test_options_of_a_dry_run_are_refused_where_they_would_do_nothing(option, capsys):
-    words = ["is for --dry-run alone"]
+    words = ["works only with --dry-run"]
     fails(capsys, main, "--recipe", "toy-pairs", *option, parts=words)
 
 

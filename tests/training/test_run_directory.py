@@ -112,7 +112,7 @@ def test_who_waited_for_a_start_that_was_refused_has_no_lock_without_a_name(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(run_directory, "_take", lambda lock: (tmp_path / ".lock").unlink())
-    told(lambda: locked_directory(tmp_path).__enter__(), tmp_path, "start again")
+    told(lambda: locked_directory(tmp_path).__enter__(), tmp_path, "run this one again")
 
 
 def test_what_a_killed_start_left_is_removed_and_what_is_something_else_is_left_alone(tmp_path):

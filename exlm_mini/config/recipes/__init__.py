@@ -60,7 +60,9 @@ def _find(name: str, kind: Kind, folder: Path = Path()) -> tuple[Path, str]:
         stem = name.removeprefix(prefix)
         if prefix + stem not in names:
             known = nearest(prefix + stem, names)
-            raise UserError(f"unknown recipe '{name}', and no path of a .yaml file; {known}")
+            raise UserError(
+                f"unknown recipe '{name}', which is not the path of a .yaml file either; {known}"
+            )
         path = kind.folder / f"{stem}.yaml"
     return path, prefix
 
@@ -74,7 +76,7 @@ def _with_base(path: Path, kind: Kind, above: tuple[Path, ...] = ()) -> dict[str
         return settings
     below = _find(str(base), kind, path.parent)[0].resolve()
     if below in above:
-        raise UserError(f"{below} is the base of its own base")
+        raise UserError(f"{below} is based on itself, directly or through its base")
     try:
         return _over(_with_base(below, kind, above), settings)
     except UserError as error:
@@ -109,7 +111,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), yaml.BaseLoader)
         if not isinstance(root, yaml.MappingNode):
-            raise UserError("it must hold settings by name, as the config.yaml of a run")
+            raise UserError("it must hold settings by name, like the config.yaml of a run")
         return value(root)
     except OSError as error:
         raise UserError(
