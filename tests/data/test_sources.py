@@ -187,7 +187,7 @@ def test_files_beside_each_other_are_one_source(tmp_path, hub_copy):
     [
         (["wikipedai"], ["neither a named data set", "did you mean wikipedia?"]),
         (["none.txt"], ["no such file", "existing path"]),
-        (["corpus.gz"], ["no known suffix"]),
+        (["corpus.gz"], ["known suffix"]),
         (["zinc"], ["holds smiles, but data.kind is text"]),
         (["bookcorpus"], ["bookcorpus-unlicensed"]),
         (["hub:"], ["hub:ID,CONFIG,SPLIT"]),

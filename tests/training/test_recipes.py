@@ -192,7 +192,7 @@ def test_batch_and_hours_follow_from_devices_and_speed(capsys):
     assert printed["tokens"] == f"{4096 * 128 * 23_000:,}"
     hours = 23_000 * 4096 * 128 / 100_000 / 3600
     assert printed["device hours"].startswith(f"{hours:,.1f} at 100,000 tokens/s, ")
-    assert f"{hours / 2:,.1f} hours if 2 devices lose nothing" in printed["device hours"]
+    assert f"{hours / 2:,.1f} hours if 2 devices divide the work" in printed["device hours"]
 
 
 @pytest.mark.parametrize("option", [["--devices", "2"], ["--throughput", "9"]])
