@@ -84,7 +84,7 @@ def test_no_row_passes_the_positions_once_it_is_expanded(pairs, copies, max_posi
 def test_positions_that_leave_no_token_to_a_text_of_a_pair_are_refused():
     pair = [("a", "b")]
     assert words(encode_examples(pair, WORDS, run(6))[0][0]).count("[EOS]") == 3
-    told(lambda: encode_examples(pair, WORDS, run(5)), "leaves room for 5 tokens")
+    told(lambda: encode_examples(pair, WORDS, run(5)), "room for only 5 tokens")
 
 
 def test_unknown_tokens_are_counted_before_any_is_cut():
