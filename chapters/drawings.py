@@ -1,4 +1,4 @@
-"""Drawings that several chapters share, on axes they are given."""
+"""Drawings shared by several chapters; most draw on axes that the caller gives."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,16 +17,16 @@ from exlm_mini.plot.style import COLORS
 def draw_tokens(
     ax: Axes, tokens: Sequence[str], kinds: Sequence[str], y: float = 0.0
 ) -> None:
-    """A row of boxes, one per token, at x = 0, 1, … and height ``y``.
+    """Draw a row of boxes, one per token, at x = 0, 1, … and height ``y``.
 
     Args:
-        ax: made bare, with room for the boxes.
+        ax: axes to draw on; their frame is hidden and their limits fit the boxes.
         tokens: text of each box; a line break is kept.
         kinds: key of ``COLORS`` for each box.
-        y: centre of the boxes. Rows of one picture stand 1 apart.
+        y: centre of the boxes. The rows of one picture should be 1 apart.
 
     Raises:
-        ValueError: if the two lists differ in length.
+        ValueError: if ``tokens`` and ``kinds`` differ in length.
     """
     is_first_row = not ax.patches
     for x, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
@@ -56,16 +56,17 @@ def draw_heatmap(
     cmap: str = "viridis",
     limits: tuple[float, float] | None = None,
 ) -> None:
-    """A matrix as colours, row 0 on top, with its numbers written in.
+    """Draw a matrix as a heat map, row 0 on top, with its values in the cells.
 
     Args:
-        ax: to draw on.
+        ax: axes to draw on.
         values: (rows, columns); nan leaves a cell empty.
-        x_labels, y_labels: of columns and rows.
+        x_labels, y_labels: labels of the columns and of the rows.
         label: what a colour means, with its unit.
-        number_format: of the numbers in the cells; ``None`` writes none.
-        cmap: matplotlib's name of a colour map.
-        limits: values of the colour map's two ends; by default those of ``values``.
+        number_format: format of the values in the cells; ``None`` omits them.
+        cmap: name of a matplotlib colour map.
+        limits: values at the two ends of the colour map; by default the smallest
+            and the largest of ``values``.
     """
     low, high = limits or (float(np.nanmin(values)), float(np.nanmax(values)))
     sns.heatmap(
@@ -92,12 +93,12 @@ def draw_tables(
     columns: Sequence[str],
     is_stacked: bool = False,
 ) -> None:
-    """Tables of probabilities, as a figure of their own.
+    """Draw tables of probabilities side by side in a new figure.
 
     Args:
-        tables: by title, (rows, columns); a field that is not zero shows its value.
-        rows, columns: names of both words.
-        is_stacked: one above the other, for tables of more than a few columns.
+        tables: arrays (rows, columns) by title; values up to 0.005 are shown as 0.
+        rows, columns: labels of the rows and of the columns, the words of a pair.
+        is_stacked: put the tables one above the other, for more than a few columns.
     """
     count = len(tables)
     shape = (count, 1) if is_stacked else (1, count)
@@ -121,14 +122,14 @@ def draw_tables(
 def draw_curves(
     ax: Axes, curves: Mapping[str, Mapping[int, float]], levels: Mapping[str, float]
 ) -> None:
-    """Bits over training steps, with the exact values as dashed lines.
+    """Draw bits over training steps, with the exact values as dashed lines.
 
     Args:
-        ax: to draw on.
-        curves: by name, value by step; the objectives' names have their colour. Of
-            "ExLM 1", "ExLM 2" and so on the first is listed, without its number.
-        levels: exact values by name, drawn across and named at the right; ``floor``
-            and ``joint`` at the start of a name give the colour.
+        ax: axes to draw on.
+        curves: bits by step for each name; an objective's name gives the colour. Of
+            "ExLM 1", "ExLM 2" and so on the legend lists only the first, as "ExLM".
+        levels: exact values by name, drawn as lines with the name at the right; a
+            first word such as ``floor`` or ``joint`` gives the colour.
     """
     for name, curve in curves.items():
         kind, _, number = name.partition(" ")
@@ -143,7 +144,7 @@ def draw_curves(
     for name, level in levels.items():
         color = COLORS.get(name.split()[0], "0.4")
         ax.axhline(level, color=color, ls="--", lw=1)
-        # Beside the axes: a curve at its level would run through the words.
+        # Beside the axes: inside, a curve at this level would cross the text.
         ax.annotate(
             f"{name} {level:.2f}",
             (1, level),
@@ -159,7 +160,7 @@ def draw_curves(
 
 
 SMALLEST_EDGE = 0.02
-"""Edges less likely than this are left out."""
+"""Edges with a lower probability are not drawn."""
 Place = tuple[float, float]
 
 
@@ -170,13 +171,13 @@ def draw_dag(
     names: Sequence[str],
     kinds: Sequence[str],
 ) -> None:
-    """The graph as in Figure 11: one column per mask, likely edges wide.
+    """Draw the graph as in Figure 11: one column per mask, likely edges wide.
 
     Args:
-        ax: made bare.
-        transition_LL: E[v, u], probabilities, read above the diagonal.
-        columns: of the states, ascending: the target each is a clone of.
-        names: of the states, a few short lines each.
+        ax: axes to draw on; their frame is hidden.
+        transition_LL: probabilities E[v, u]; only the upper triangle is read.
+        columns: column of each state, ascending: the target that it is a clone of.
+        names: label of each state, a few short lines.
         kinds: key of ``COLORS`` for each state.
     """
     at = _in_columns(columns)
@@ -209,7 +210,7 @@ def draw_dag(
         ylim=(min(low - 0.4, min(ys) - 0.6), max(high + 0.4, max(ys) + 0.6)),
     )
     ax.axis("off")
-    ax.figure.draw_without_rendering()  # else no box has a size yet
+    ax.figure.draw_without_rendering()  # boxes have no size before
     taken = [box.get_bbox_patch().get_window_extent() for box in boxes]
     for curve, probability in zip(curves, probabilities, strict=True):
         if probability >= 0.1:
@@ -217,7 +218,7 @@ def draw_dag(
 
 
 def _in_columns(columns: Sequence[int]) -> list[Place]:
-    """Place of each state: columns one apart, first state on top, centred on 0."""
+    """Place of each state, in columns 1 apart, top to bottom and centred on 0."""
     counts = {column: list(columns).count(column) for column in columns}
     seen = dict.fromkeys(columns, 0)
     places = []
@@ -234,9 +235,9 @@ def _draw_edge(
     states: Sequence[Place],
     probability: float,
 ) -> tuple[Place, Place, Place]:
-    """A line, wide and dark where it is likely.
+    """Draw an edge, the wider and darker the likelier it is.
 
-    Returns its ends and, between them, the point that it is bent towards.
+    Returns its curve: the start, the point that it bends towards, and the end.
     """
     (x0, y0), (x1, y1) = start, end
     bend_x, bend_y = _bend(start, end, states)
@@ -244,7 +245,7 @@ def _draw_edge(
     control = ((x0 + x1) / 2 + 2 * bend_x, (y0 + y1) / 2 + 2 * bend_y)
 
     def connect(from_place: Any, to_place: Any, *_: Any, **__: Any) -> Path:
-        # In units of the graph: its number is on the line whatever its shape.
+        # Bent in data units, so that ``_point`` is on the line for any axes.
         middle = ax.transData.transform(control)
         return Path(
             [from_place, middle, to_place], [Path.MOVETO, Path.CURVE3, Path.CURVE3]
@@ -267,10 +268,10 @@ def _draw_number(
     probability: float,
     taken: Sequence[Bbox],
 ) -> Bbox:
-    """The number of an edge, where there is room. Returns what it covers."""
+    """Write an edge's probability where there is room; return the box it covers."""
     start, control, end = curve
     middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
-    # Where slanted lines cross, at their middle, several numbers would meet.
+    # Slanted lines cross at their middles, where several numbers would collide.
     first = 0.3 if control == middle and start[1] != end[1] else 0.5
     ground = {"boxstyle": "round,pad=0.1", "facecolor": "white", "lw": 0}
     style: dict[str, Any] = {
@@ -284,21 +285,21 @@ def _draw_number(
     nearest = sorted((0.3, 0.4, 0.5, 0.6, 0.7), key=lambda t: abs(t - first))
     for t in [*nearest, first]:
         number.set_position(_point(curve, t))
-        extent = number.get_window_extent().expanded(1.2, 1.4)  # with its ground
+        extent = number.get_window_extent().expanded(1.2, 1.4)  # with background
         if not any(extent.overlaps(other) for other in taken):
             break
     return extent
 
 
 def _point(curve: tuple[Place, Place, Place], t: float) -> Place:
-    """Where a curve is after the share ``t`` of it."""
+    """The point at ``t``, from 0 to 1, of a quadratic Bézier curve."""
     weights = (1 - t) ** 2, 2 * t * (1 - t), t**2
     x, y = np.array(weights) @ np.array(curve)
     return float(x), float(y)
 
 
 def _bend(start: Place, end: Place, states: Sequence[Place]) -> Place:
-    """How far the middle of an edge is moved, to pass between the states."""
+    """Offset (x, y) of an edge's middle that lets it pass between the states."""
     (x0, y0), (x1, y1) = start, end
     if x0 == x1:
         return -min(0.175 * abs(y1 - y0), 0.35), 0.0

@@ -1,4 +1,4 @@
-"""Training inside a chapter: the scale it runs at, and runs without a directory."""
+"""Training inside a chapter: at which scale, and without leaving files behind."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 class Scale(NamedTuple):
-    """Sizes and device of a chapter."""
+    """The sizes and the device that a chapter uses."""
 
     name: str
-    """``cpu``: a minute on a laptop; ``gpu``: the larger sizes."""
+    """``cpu``: sizes for a minute on a laptop; ``gpu``: larger sizes."""
     device: torch.device
 
     def pick(self, cpu: T, gpu: T) -> T:
@@ -41,10 +41,10 @@ class Scale(NamedTuple):
 
 
 def chapter_scale() -> Scale:
-    """The scale that ``EXLM_SCALE`` asks for, on a GPU if there is one.
+    """The scale set by ``EXLM_SCALE``, ``cpu`` if unset, on a GPU if there is one.
 
     On a CPU this limits PyTorch to one thread: tiny models gain nothing from more,
-    and sums then have the same order for any number of cores.
+    and sums are then computed in the same order on any number of cores.
 
     Raises:
         UserError: if ``EXLM_SCALE`` is neither ``cpu`` nor ``gpu``.
@@ -62,20 +62,20 @@ class LiveRun(NamedTuple):
     """A finished run in memory."""
 
     model: MaskedLM | ExLM
-    """In evaluation mode."""
+    """The trained model, in evaluation mode."""
     config: RunConfig
     tokenizer: Tokenizer
     curve: list[tuple[int, Evaluation]]
-    """Step and validation, every ``train.validate_every`` steps."""
+    """Step and validation result, every ``train.validate_every`` steps."""
 
     def bits_per_row(self) -> dict[int, float]:
-        """Validation by step: -log2 P(masked tokens | context) of a row."""
+        """Validation bits per row by step: -log2 P(masked tokens | context)."""
         return {step: evaluation.bits_per_row for step, evaluation in self.curve}
 
 
 def train_live(config: RunConfig, scale: Scale) -> LiveRun:
-    """Train one objective as ``pretrain`` does, on the device of the scale and in a
-    temporary directory; returns the model."""
+    """Train as ``pretrain`` does, on the device of the scale and in a temporary
+    directory that is deleted afterwards; return the run."""
     config = replace(config, train=replace(config.train, device=scale.device.type))
     curve: list[tuple[int, Evaluation]] = []
 

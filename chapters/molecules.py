@@ -1,7 +1,7 @@
-"""Molecules as pictures: SVG text, the same for the same molecule.
+"""Molecules as SVG pictures; the same molecule always gives the same text.
 
-Atoms are numbered as in the SMILES string from left to right, as RDKit does it:
-a token of the string can be found in the picture.
+Atoms are numbered from left to right in the SMILES string, as in RDKit, so that
+each token of the string can be found in the picture.
 """
 
 import re
@@ -15,9 +15,9 @@ from exlm_mini.data.tokenizer import SMILES_SYMBOL
 
 
 class Pictures:
-    """Drawings side by side with a caption each, in a notebook and in the book.
+    """Drawings side by side, each with a caption, for notebooks and the book.
 
-    They wrap where the page is narrow. On paper only the captions are left.
+    They wrap on a narrow page. In print only the captions appear.
 
     Args:
         drawings: SVG text by caption.
@@ -29,7 +29,7 @@ class Pictures:
     def _repr_html_(self) -> str:
         figures = [
             f'<figure style="margin:0;width:min-content">{svg}'
-            # The text of a dark page is pale.
+            # A dark page has pale text, unreadable on white.
             '<figcaption style="text-align:center;color:black">'
             f"{escape(caption)}</figcaption></figure>"
             for caption, svg in self.drawings.items()
@@ -46,22 +46,22 @@ class Pictures:
 def tokens_svg(
     smiles: str, colors: Sequence[str | None], width: int = 260, height: int = 180
 ) -> str:
-    """A molecule with the atoms of chosen tokens behind a colour each.
+    """Draw a molecule with the atoms of chosen tokens highlighted in colour.
 
     Args:
-        smiles: the molecule.
-        colors: "#rrggbb" or none for each token of ``tokens_of``; that of a token
-            that is no atom (a bond, a bracket, the number of a ring) is not seen.
-        width, height: in pixels.
+        smiles: SMILES string of the molecule.
+        colors: "#rrggbb" or None for each token of ``tokens_of``; colours of tokens
+            that are not atoms (bonds, brackets, ring numbers) have no effect.
+        width, height: size in pixels.
 
     Raises:
-        UserError: if RDKit does not read it, or is missing.
-        ValueError: if there are not as many colours as tokens.
+        UserError: if RDKit cannot read the molecule or is not installed.
+        ValueError: if the numbers of colours and tokens differ.
     """
     tokens = tokens_of(smiles)
     if len(colors) != len(tokens):
         raise ValueError(
-            f"want {len(tokens)} colours, one a token, got {len(colors)}"
+            f"expected {len(tokens)} colours, one per token, got {len(colors)}"
         )
     require_rdkit()
     from matplotlib.colors import to_rgb
@@ -69,11 +69,11 @@ def tokens_svg(
     from rdkit.Chem.Draw import rdMolDraw2D
 
     options: Any = Chem.SmilesParserParams()
-    options.removeHs = False  # every atom that is written is drawn
+    options.removeHs = False  # draw every atom that is written
     molecule = read_molecule(smiles, options)
     if molecule is None:
         raise UserError(
-            f"RDKit reads no molecule in '{smiles[:80]}'; check the SMILES"
+            f"RDKit cannot read '{smiles[:80]}' as a molecule; check the SMILES"
         )
     atom_colors = {
         atom: to_rgb(color)
@@ -102,7 +102,7 @@ def tokens_of(smiles: str) -> list[str]:
 
 
 def atoms_of(tokens: Sequence[str]) -> list[int | None]:
-    """The number of the atom each token stands for; none for what is no atom.
+    """The number of each token's atom; None for a token that is not an atom.
 
     >>> atoms_of(["C", "(", "=", "O", ")", "[NH2]"])
     [0, None, None, 1, None, 2]

@@ -1,4 +1,4 @@
-"""Drawings of runs and their sizes, on axes they are given."""
+"""Drawings of runs and their costs, on axes that the caller gives."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from exlm_lab.experiments.correlations import PAPER_SHARES, lost_share
 
 SPANS = {"hour": 1, "day": 24, "week": 168, "month": 730, "year": 8766}
-"""Hours of the spans people plan in."""
+"""Hours in the spans of time that people plan in."""
 
 
 def draw_device_hours(
@@ -19,13 +19,13 @@ def draw_device_hours(
     speeds: tuple[float, float],
     marks: Sequence[tuple[float, float]] = (),
 ) -> None:
-    """Time of one device for whole runs against its speed, on two log axes.
+    """Draw the hours that one device needs for whole runs against its speed.
 
     Args:
-        ax: to draw on.
-        flops: operations of each run, by name; drawn and listed in this order.
+        ax: axes to draw on; both become logarithmic.
+        flops: floating-point operations of each run by name, in the legend's order.
         speeds: operations per second at the two ends of the horizontal axis.
-        marks: measured points, operations per second and hours.
+        marks: measured points (operations per second, hours).
     """
     ends = np.array(speeds)
     for (name, operations), color in zip(
@@ -60,7 +60,7 @@ BESIDE = 0.06
 def draw_against_share(
     ax: Axes, means: pd.Series, spread: pd.Series, label: str
 ) -> None:
-    """A number by (p, k) against the share of lost tokens, a line for each p.
+    """Draw a metric by (p, k) against the share of lost tokens, one line per p.
 
     Shares are drawn at equal distances, as in the paper's Figure 4; points close
     together have equal shares and different p. Error bars show the spread.
@@ -88,7 +88,7 @@ def _share(cell: tuple[float, int]) -> float:
 
 
 def draw_optimum(ax: Axes, optimum: pd.Series) -> None:
-    """The exact entropy of the lost tokens, by (p, k), as a dashed line."""
+    """Draw the exact entropy of lost tokens, given by (p, k), as a dashed line."""
     means = optimum.groupby(_share).mean()
     shares = sorted({*PAPER_SHARES, *means.index})
     places = [shares.index(share) for share in means.index]

@@ -1,4 +1,4 @@
-"""Two pictures that move, each a piece of HTML that a cell shows."""
+"""Two interactive figures, each a piece of HTML that a cell displays."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,13 @@ from IPython.display import display
 
 
 def show_table(graph: Mapping[str, Any]) -> None:
-    """The table f of a small graph, with sliders for some of its numbers.
+    """Show the table f of a small graph, with sliders for some probabilities.
 
     Args:
         graph: ``labels`` of states, ``targets``, all ``paths``, emissions ``P``,
-            transitions ``E``, and ``knobs``: for each slider its ``kind`` (``edge``
-            or ``says``), the place ``a``, ``b`` of its number, ``name``, ``value``.
+            transitions ``E``, and ``knobs``, a dict for each slider: its ``name``,
+            its ``kind`` (``edge`` for ``E``, ``says`` for ``P``), the indices ``a``
+            and ``b`` of the entry there, and the initial ``value``.
     """
     note = "The table f, with sliders for four numbers of the graph."
     html = TABLE.replace("DATA", json.dumps(graph))
@@ -21,12 +22,14 @@ def show_table(graph: Mapping[str, Any]) -> None:
 
 
 def show_film(frames: Mapping[str, Sequence[Sequence[int]]], every: int) -> None:
-    """Two clones of each of two masks during training.
+    """Show an animation of two masks with two clones each during training.
 
     Args:
-        frames: by start, for every shown step eight numbers in hundredths: lead,
-            words of the first mask's clones, edges, words of the second's, bits.
-        every: steps from one frame to the next.
+        frames: a list of frames for each named start. A frame has eight numbers in
+            hundredths: the probability of entering the first mask's first clone, of
+            *happy* at each clone of that mask, of the edges from both to the second
+            mask's first clone, of *smiled* at each clone there; and the bits.
+        every: training steps from one frame to the next.
     """
     note = "An animation; the figure below has the same curves."
     data = json.dumps(frames, separators=(",", ":"))

@@ -5,14 +5,14 @@ import shutil
 import sys
 from pathlib import Path
 
-# Before torch or datasets are imported: they read these once.
-os.environ["HF_HUB_OFFLINE"] = "1"  # a test that reaches for the hub fails at once
-# Sums in one order, whatever the number of cores. tests/stress/machines.py asks for more threads.
+# Set before torch and datasets are imported, which read these variables only once.
+os.environ["HF_HUB_OFFLINE"] = "1"  # a test that tries to use the hub fails at once
+# One thread adds in the same order on any number of cores; tests/stress/machines.py sets more.
 os.environ["OMP_NUM_THREADS"] = os.environ.get("EXLM_TEST_THREADS", "1")
-# MKL may take fewer than it is given, until a process calls torch.set_num_threads.
+# Otherwise MKL may use fewer threads than it is given, until torch.set_num_threads is called.
 os.environ["MKL_DYNAMIC"] = "FALSE"
-os.environ["COLUMNS"] = "80"  # however wide the terminal is
-# What the chapters import from beside them.
+os.environ["COLUMNS"] = "80"  # the same in every terminal
+# Chapters import modules from their own folder.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "chapters"))
 
 import pytest
@@ -27,7 +27,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """Real data sets that are not part of the project; skips where ``EXLM_DATA`` is absent."""
+    """Folder of real data sets, which are not part of the project; skips if it does not exist."""
     folder = Path(os.environ.get("EXLM_DATA", ROOT.parent / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip(f"no folder {folder}; set EXLM_DATA to the folder of the data files")
@@ -36,7 +36,7 @@ def data_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def packs(tmp_path_factory):
-    """Rows of different length, to learn from and to validate with."""
+    """Packs for training and validation, whose rows differ in length."""
     from workers import make_packs
 
     return make_packs(tmp_path_factory.mktemp("packs"))
@@ -44,7 +44,7 @@ def packs(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _own_number_of_threads():
-    """A command that an earlier test ran in this process may have set another."""
+    """Restore the number of threads, which a command run by an earlier test may have changed."""
     import torch
 
     number = int(os.environ["OMP_NUM_THREADS"])
@@ -54,7 +54,7 @@ def _own_number_of_threads():
 
 @pytest.fixture(scope="module")
 def nan_in_uninitialised_memory():
-    """torch.empty gives NaN, so that a number never written is seen."""
+    """Fill ``torch.empty`` with NaN, so that a number that is never written shows up."""
     import torch
 
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -66,7 +66,7 @@ def nan_in_uninitialised_memory():
 def chromium():
     """Debian's Chromium, driven by playwright; skips where either is missing.
 
-    Closed after each file: its event loop would be in the way of other tests that run one.
+    It is closed after each test file, because its event loop would disturb tests that run another.
     """
     api = pytest.importorskip("playwright.sync_api")
     executable = os.environ.get("CHROMIUM") or shutil.which("chromium")
@@ -80,7 +80,7 @@ def chromium():
 
 @pytest.fixture
 def three_runs(monkeypatch):
-    """No more runs than a median needs."""
+    """Limit benchmarks to three runs, the fewest that they make."""
     from exlm_lab.benchmarks import measure
 
     monkeypatch.setattr(measure, "MOST_RUNS", measure.LEAST_RUNS)

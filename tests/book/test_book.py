@@ -1,7 +1,7 @@
-"""The built book, as a reader meets it: in a browser, offline, in both themes, on a phone.
+"""The built book as readers see it: in a browser, offline, in both themes, on a phone.
 
 The browser tests need Debian's ``chromium`` (or ``CHROMIUM=/path/to/it``) and skip without one.
-``EXLM_BOOK_HTML`` names a book that is built already; otherwise one is built.
+``EXLM_BOOK_HTML`` names the folder of a book that is already built; without it, a book is built.
 """
 
 import functools
@@ -32,7 +32,7 @@ SHOWN = (
 
 @pytest.fixture(scope="session")
 def book(tmp_path_factory) -> Path:
-    """Folder of the built pages. A warning of the build is an error."""
+    """Folder of the built pages; a warning during the build is an error."""
     if given := os.environ.get("EXLM_BOOK_HTML"):
         return Path(given)
     output = tmp_path_factory.mktemp("book")
@@ -48,7 +48,7 @@ def book(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def site(book):
-    """Address of a server of the built pages."""
+    """Address of a local server for the built pages."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *args):
@@ -63,14 +63,14 @@ def site(book):
 
 @pytest.fixture(scope="module")
 def tab(chromium):
-    """One for all pages: what they share, such as MathJax, is loaded once."""
+    """A browser tab for all pages, so that shared files such as MathJax are loaded only once."""
     return chromium.new_context().new_page()
 
 
 @pytest.fixture
 def open_page(tab, site):
-    """Opens a page by name; a script error, a console error, a missing file or a request that
-    leaves the book fails the test."""
+    """A function that opens a page by name. The test fails on a script error, a console error, a
+    missing file or a request that leaves the book."""
     used, troubles = set(), []
 
     def is_ours(url):
@@ -90,8 +90,8 @@ def open_page(tab, site):
         page.set_viewport_size(viewport)
         page.emulate_media(color_scheme="light")
         if not has_snippets:
-            # From file:// a browser lets no page read another; the search then shows its hits
-            # without a piece of their text, and the console says so.
+            # Pages opened from file:// may not fetch others: the search lists its hits without
+            # snippets and logs console errors, which this stub prevents.
             page.add_init_script("window.fetch = () => new Promise(() => {})")
         for event, listener in listeners.items():
             page.on(event, listener)
@@ -106,7 +106,7 @@ def open_page(tab, site):
 
 
 def contrast(page, selector: str) -> float:
-    """Contrast ratio (WCAG) of the first such element's text against what is painted behind it."""
+    """Contrast ratio (WCAG) between the first matching element's text and its background."""
     return page.evaluate(
         """selector => {
           const parse = text => {
@@ -194,7 +194,7 @@ def test_a_hidden_solution_opens(open_page):
 
 
 def explorer_of(page):
-    """The first explorer of its chapter, and what it says of each mask's words."""
+    """The page's first explorer, and a function that reads the shares it shows for a mask."""
     widget = page.locator("div.cell_output .exlm-widget").first
     widget.scroll_into_view_if_needed()
 
@@ -254,5 +254,5 @@ def test_dragging_a_slider_changes_the_table_and_the_paths(open_page):
     widget.get_by_label("1.1 says great").fill("0")
     lower, after = told()
     assert 0 < lower < total and before != after == [*["0%"] * 3, *after[3:]]
-    # The word in 1.1, the next word in each of the three states behind it, and the end.
+    # The word in 1.1, the next word in each of the three states that follow, and the end.
     assert widget.locator(".changed").count() == 5

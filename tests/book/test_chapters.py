@@ -1,4 +1,4 @@
-"""A chapter is two files with the same cells, and nothing in it passes nbval unseen."""
+"""A chapter is two files with the same cells, and every output is compared or checked."""
 
 import ast
 import base64
@@ -41,9 +41,9 @@ import nowhere
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
-    """A small chapter of its own folder, executed once for all tests."""
+    """Folder of a small chapter, which is executed once for all tests."""
     folder = tmp_path_factory.mktemp("executed")
-    shutil.copy(ROOT / "pyproject.toml", folder)  # jupytext reads its settings there
+    shutil.copy(ROOT / "pyproject.toml", folder)  # jupytext reads its settings from it
     (folder / "01_page.py").write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chapters, "CHAPTERS", folder)
@@ -53,14 +53,14 @@ def executed(tmp_path_factory):
 
 @pytest.fixture
 def pair(executed, tmp_path, monkeypatch):
-    """A copy of it to change."""
+    """Source of a copy of the small chapter, which a test may change."""
     folder = shutil.copytree(executed, tmp_path / "chapters")
     monkeypatch.setattr(chapters, "CHAPTERS", folder)
     return folder / "01_page.py"
 
 
 def change(source: Path, number: int, edit) -> None:
-    """Edit a cell of the stored notebook of a chapter."""
+    """Edit one cell of a chapter's stored notebook."""
     path = source.with_suffix(".ipynb")
     notebook = nbformat.read(path, as_version=4)
     edit(notebook.cells[number])
@@ -103,7 +103,7 @@ def test_stored_outputs_name_no_path_and_pictures_have_256_colours(source):
 def test_a_chapter_has_what_every_chapter_has(source):
     cells = jupytext.read(source).cells
     code = [cell for cell in cells if cell.cell_type == "code"]
-    # The cell that installs the package where a chapter is opened alone, as on Colab.
+    # The first cell installs the package where a chapter is opened by itself, as on Colab.
     model = next(c for c in jupytext.read(SOURCES[0]).cells if c.cell_type == "code")
     assert code[0].source == model.source
     assert code[0].metadata["tags"] == ["remove-cell", "nbval-skip"]
@@ -113,7 +113,7 @@ def test_a_chapter_has_what_every_chapter_has(source):
     folded = [c for c in cells if "hide-cell" in chapters.tags_of(c)]
     judging = [c for c in folded if "save" not in chapters.tags_of(c)]
     assert len(judging) >= 2 and all("assert" in cell.source for cell in judging)
-    # The column of the page.
+    # Lines must fit the text column of the page.
     assert [x for cell in code for x in cell.source.splitlines() if len(x) > 84] == []
     assert f"chapters/{source.stem}\n" in (ROOT / "book" / "_toc.yml").read_text()
 
@@ -241,7 +241,7 @@ def test_half_a_pair_is_refused(pair):
 def test_an_edited_source_is_out_of_step_until_it_is_run(pair):
     pair.write_text(SOURCE.replace("6 * 7", "6 * 8"))
     assert "differs" in chapters.problems(pair)[0]
-    assert chapters.main([]) == 0  # the cells agree again; the output is still the old one
+    assert chapters.main([]) == 0  # the cells agree again, but the output is old
     assert chapters.problems(pair) == []
     assert compare_with_nbval(pair).returncode == 1
     assert chapters.main(["--run"]) == 0
@@ -251,7 +251,7 @@ def test_an_edited_source_is_out_of_step_until_it_is_run(pair):
 @pytest.mark.parametrize(
     ("number", "edit", "complaint"),
     [
-        # Never run, which nbval does not see.
+        # A cell that was never run, which nbval does not notice.
         (1, lambda c: c.update(execution_count=None, outputs=[]), "count None, but a run"),
         (1, lambda c: c.update(execution_count=3), "count 3, but a run gives 1"),
         (1, lambda c: c.outputs[0].data.update({"text/latex": "$42$"}), "nbval never compares"),

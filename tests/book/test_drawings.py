@@ -1,4 +1,4 @@
-"""The chapters' drawings: what stands on the axes, not how it looks."""
+"""The chapters' drawings: what they show, not how it looks."""
 
 import re
 from itertools import combinations
@@ -20,7 +20,7 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.tokenizer import train_smiles
 from exlm_mini.plot.style import COLORS, use_book_style
 
-# [BOS], two states for each of two masks, [EOS]; one edge inside the first mask.
+# A graph of [BOS], two masks of two states each, and [EOS], with one edge inside the first mask.
 COLUMNS = [0, 1, 1, 2, 2, 3]
 NAMES = ["BOS", "glad\nmerry", "grim", "sang", "wept", "EOS"]
 KINDS = ["boundary", "mask", "mask", "second", "second", "boundary"]
@@ -45,16 +45,17 @@ def texts(ax) -> list[str]:
 
 
 def edges(ax) -> dict[tuple, float]:
-    """Width of each drawn edge by the places of its two ends."""
+    """Width of each drawn edge, by the positions of its two ends."""
     arrows = [text for text in ax.texts if getattr(text, "arrow_patch", None) is not None]
     return {(*a.xyann, *a.xy): a.arrow_patch.get_linewidth() for a in arrows}
 
 
 def test_dag_draws_each_edge_that_is_likely_enough(ax):
-    draw_dag(ax, TRANSITION + np.tril(np.ones((6, 6))), COLUMNS, NAMES, KINDS)  # none backwards
+    # Backward edges are not drawn.
+    draw_dag(ax, TRANSITION + np.tril(np.ones((6, 6))), COLUMNS, NAMES, KINDS)
     drawn = edges(ax)
-    assert len(drawn) == len(EDGES) - 1  # the one of 0.01 is left out
-    # First state of a column on top: BOS (0, 0), 1.1 (1, .5), 1.2 (1, -.5), 2.1 (2, .5), ...
+    assert len(drawn) == len(EDGES) - 1  # all but that of 0.01
+    # A column's first state is on top: BOS (0, 0), 1.1 (1, .5), 1.2 (1, -.5), 2.1 (2, .5), ...
     assert drawn[0, 0, 1, 0.5] > drawn[0, 0, 1, -0.5]
     widths = {e: drawn[*place] for e, place in {
         (1, 2): (1, 0.5, 1, -0.5), (1, 3): (1, 0.5, 2, 0.5), (2, 4): (1, -0.5, 2, -0.5),
@@ -64,7 +65,7 @@ def test_dag_draws_each_edge_that_is_likely_enough(ax):
         draw_dag(ax, TRANSITION, COLUMNS, NAMES[:-1], KINDS)
 
 
-EVERY_EDGE = np.triu(np.full((6, 6), 0.25), 1)  # each has its number
+EVERY_EDGE = np.triu(np.full((6, 6), 0.25), 1)  # likely enough to be drawn with numbers
 WIDE = ["BOS", "happy/\nsad", "happy/\nsad", "smiled/\nwept", "smiled/\nwept", "EOS"]
 
 
@@ -98,7 +99,7 @@ def test_tokens_stand_side_by_side(ax):
 def test_device_hours_are_operations_divided_by_speed(ax):
     draw_device_hours(ax, {"small": 3.6e15, "large": 3.6e18}, (1e10, 1e14), [(1e12, 7.0)])
     small, large, mark = ax.lines
-    # 3.6e15 operations at 1e12 a second are one hour.
+    # 3.6e15 operations at 1e12 per second take one hour.
     np.testing.assert_allclose(small.get_data(), ([1e10, 1e14], [100, 0.01]))
     np.testing.assert_allclose(large.get_data(), ([1e10, 1e14], [1e5, 10]))
     assert (mark.get_xdata().tolist(), mark.get_ydata().tolist()) == ([1e12], [7.0])
@@ -123,7 +124,7 @@ HARD = [
 
 
 def colored(svg, color):
-    """Numbers of the atoms with a disc of this colour, and how many bonds have one."""
+    """Numbers of the atoms on a disc of this colour, and the number of bonds drawn in it."""
     shapes = [
         e for e in ElementTree.fromstring(svg).iter() if color.upper() in str(e.attrib).upper()
     ]
@@ -170,5 +171,5 @@ def test_pictures_stand_side_by_side_with_their_captions():
 
 @pytest.mark.parametrize("smiles", ["C[Xx]", ""])
 def test_what_cannot_be_drawn_is_told(smiles):
-    with pytest.raises(UserError, match="RDKit reads no molecule"):
+    with pytest.raises(UserError, match="RDKit cannot read"):
         tokens_svg(smiles, [None] * len(tokens_of(smiles)))

@@ -1,4 +1,4 @@
-"""The pages before and after the chapters say what is: names, numbers, commands and links."""
+"""Names, numbers, commands and links on the pages before and after the chapters are right."""
 
 import importlib.util
 import io
@@ -32,7 +32,7 @@ PAGES = {
 
 
 def roles(page: str, name: str) -> list[str]:
-    """What stands between the ticks of every such role, line breaks as blanks."""
+    """Texts of all roles of this name on a page, with line breaks replaced by spaces."""
     found = re.findall(rf"\{{{name}\}}`([^`]+)`", PAGES[page])
     return [" ".join(text.split()) for text in found]
 
@@ -47,7 +47,7 @@ def recorded() -> list[dict]:
 
 
 def test_recorded_numbers_are_those_of_the_files():
-    # Read again by hand, in another way than the role does.
+    # Read the files here too, independently of the role.
     found = {
         (record["command"], objective): curve[-1]
         for record in recorded()
@@ -90,7 +90,7 @@ def test_groups_of_seeds_are_counted(monkeypatch):
 @pytest.mark.parametrize(
     ("function", "value", "text"),
     [
-        (recorded_runs.span, [1.8695], "1.870"),  # half up
+        (recorded_runs.span, [1.8695], "1.870"),  # rounded half up
         (partial(recorded_runs.span, digits=0), [0.5], "1"),
         (front_matter.typeset, "-0.24 ± 0.43", "−0.24\xa0±\xa00.43"),
         (front_matter.typeset, "mlm++-4 of 5, e-3, +0.1", "mlm++-4 of 5, e-3, +0.1"),
@@ -233,7 +233,7 @@ def test_the_reference_shows_every_public_module():
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for path in (ROOT / "exlm_mini").rglob("*.py")
     }
-    inner = ("exlm_mini.alignment.", "exlm_mini.plot.")  # the rooms show what is public
+    inner = ("exlm_mini.alignment.", "exlm_mini.plot.")  # their package shows what is public
     left_out = {name for name in modules - set(shown) if not name.startswith(inner)}
     hands = {"data.files", "config.options", "training.console"}
     assert left_out == {"exlm_mini", *(f"exlm_mini.{name}" for name in hands)}
@@ -253,7 +253,7 @@ def test_every_work_has_a_label_of_its_own():
 
 
 def as_shown(what: str, text: str) -> list[str]:
-    """Lines of a docstring after our two handlers and napoleon between them."""
+    """Lines of a docstring after our first handler, napoleon, and our second handler."""
     from sphinx.ext.napoleon import Config, GoogleDocstring
 
     lines = text.splitlines()
@@ -267,7 +267,7 @@ def as_shown(what: str, text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("what", "text", "shown"),
     [
-        ("attribute", "Head: two parts.", ["Head: two parts."]),  # no type before the colon
+        ("attribute", "Head: two parts.", ["Head: two parts."]),  # "Head" is no type
         ("attribute", "Only for --top; ``a --top 3``, a -- b too.",
          ["Only for ``--top``; ``a --top 3``, a -- b too."]),
         ("function", "Do.\n\nReturns:\n    a_B: first,\n        more.\n    b_B: second.",
@@ -290,7 +290,7 @@ def test_the_recorded_picture_is_what_its_script_draws(tmp_path, monkeypatch):
     import overview
 
     def words(file: Path) -> list[str]:
-        """Texts of the picture; numbers differ in their last digits between machines."""
+        """Texts in the picture, without its numbers, whose last digits differ between machines."""
         texts = re.findall("<!-- (.*?) -->", file.read_text())
         return sorted(re.sub(r"\d\.\d\d", "#", text) for text in texts)
 
@@ -302,7 +302,7 @@ def test_the_recorded_picture_is_what_its_script_draws(tmp_path, monkeypatch):
 
 
 def test_bits_of_longer_rows_are_those_of_their_record():
-    """Of each line: data, row length, and the means over seeds."""
+    """A line of the table holds the data, the row length, and the means over seeds."""
     bits = defaultdict(list)
     for run in json.loads((ROOT / "book/results/learned-places.json").read_text())["runs"]:
         where = run["data"], run["transition"], run["use_position"]

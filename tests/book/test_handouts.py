@@ -1,4 +1,4 @@
-"""What a lecturer hands out has all that the chapters have, and no more."""
+"""What a lecturer hands out agrees with the chapters: notebooks, slides, figures, minutes."""
 
 import ast
 import base64
@@ -36,7 +36,7 @@ def names(source: str, kind: type) -> set[str]:
 
 @pytest.mark.parametrize("source", chapters.sources(), ids=lambda path: path.stem)
 def test_a_student_gets_everything_but_the_solutions(source, student):
-    """And no later cell needs a name that only a solution binds."""
+    """Nor does a later cell need a name that only a solution binds."""
     ours, theirs = read(source.with_suffix(".ipynb")), read(student / f"{source.stem}.ipynb")
     bound, of_solutions, num = set(), set(), 0
     for our, their in zip(ours, theirs, strict=True):
@@ -49,7 +49,7 @@ def test_a_student_gets_everything_but_the_solutions(source, student):
         assert our.metadata["mystnb"] == course_minutes.SOLUTION == their.metadata["mystnb"]
         assert their.source.startswith("# Your solution") and not their.outputs
         of_solutions |= names(our.source, ast.Store)
-        assert not re.search(r"\n    ", their.source)  # heads without bodies
+        assert not re.search(r"\n    ", their.source)  # function heads without their bodies
         bound |= names(their.source, ast.Store)
         num += 1
     assert num >= 1

@@ -1,4 +1,4 @@
-"""Packages import from the packages before them, and the core needs four libraries."""
+"""Packages import only from packages before them, and the core needs only four libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# A line may import from the lines above it. On one line, none imports from another.
+# A package may import from the lines above its own, but not from others on its line.
 ORDER = """
     exlm_mini.config
     exlm_mini.data exlm_mini.alignment
@@ -33,8 +33,8 @@ PLACE = {
     package: n for n, line in enumerate(ORDER.strip().splitlines()) for package in line.split()
 }
 
-# These run on a bare GPU machine: they, and what they import at module level, need no more than
-# torch, numpy, pydantic and safetensors.
+# These run on a bare GPU machine: they, and what they import at module level, need no libraries
+# except torch, numpy, pydantic and safetensors.
 CORE = {
     "exlm_mini.alignment", "exlm_mini.model", "exlm_mini.training", "exlm_mini.config.recipes",
     "exlm_mini.data.packs", "exlm_mini.data.corpus", "exlm_mini.data.masking",
@@ -68,7 +68,7 @@ MODULES = modules()
 
 @cache
 def imports_of(source: str) -> list[tuple[str, bool]]:
-    """Every imported module, dotted, and whether it is imported with the module that asks."""
+    """Dotted name of every imported module, and whether importing ``source`` imports it."""
     found = []
 
     def visit(node: ast.AST, is_at_once: bool) -> None:
@@ -78,7 +78,7 @@ def imports_of(source: str) -> list[tuple[str, bool]]:
         elif isinstance(node, ast.Import):
             found.extend((alias.name, is_at_once) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, "an import names its module in full"
+            assert not node.level, "relative imports are not allowed; name the module in full"
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
             is_folder = all(name in MODULES for name in inner)
             found.extend((name, is_at_once) for name in (inner if is_folder else [node.module]))
@@ -94,7 +94,7 @@ def is_in(module: str, packages: set[str]) -> bool:
 
 
 def package_of(module: str) -> str | None:
-    """Our package that a module lies in; none for the packages themselves and others'."""
+    """The package in ``ORDER`` that holds a module; None for exlm_mini, exlm_lab and libraries."""
     return max(
         (package for package in PLACE if is_in(module, {package})), key=len, default=None
     )
@@ -110,13 +110,13 @@ def problems(source: str, module: str) -> list[str]:
                 out.append(f"{name} has no place in ORDER")
             elif here is None:
                 if is_at_once:
-                    out.append(f"{name}: a package imports nothing until it is asked to")
+                    out.append(f"{name}: a package imports its modules only on demand")
             elif there != here and PLACE[there] >= PLACE[here]:
-                out.append(f"{name} stands after {here}")
+                out.append(f"{name} does not come before {here} in ORDER")
         if library in {"matplotlib", "seaborn"} and not is_in(module, MAY_DRAW):
-            out.append(f"{name}: only {', '.join(sorted(MAY_DRAW))} draw")
+            out.append(f"{name}: only {', '.join(sorted(MAY_DRAW))} may draw")
         if library == "argparse" and not is_in(module, MAY_READ_OPTIONS):
-            out.append(f"{name}: only commands read options")
+            out.append(f"{name}: only commands may read options")
     return out
 
 
@@ -150,7 +150,7 @@ print(*{{name.partition(".")[0] for name in sys.modules}} - before - sys.stdlib_
     )
     assert result.returncode == 0, result.stderr
     more = {name for name in result.stdout.split() if not name.startswith("_")}
-    assert more <= {"exlm_mini", "exlm_lab", "annotated_types"}  # the last is pydantic's
+    assert more <= {"exlm_mini", "exlm_lab", "annotated_types"}  # the last comes with pydantic
 
 
 @pytest.mark.parametrize(

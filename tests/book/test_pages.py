@@ -1,4 +1,4 @@
-"""Pages of the book that show programs: they run as they stand, and print what the page shows."""
+"""The programs on pages of the book run as they are, and print what the page shows."""
 
 from __future__ import annotations
 

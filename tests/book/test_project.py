@@ -25,7 +25,7 @@ def requirements() -> dict[str, Requirement]:
     lists = [project["dependencies"], *project["optional-dependencies"].values()]
     lists += [[line for line in g if isinstance(line, str)] for g in groups.values()]
     parsed = [Requirement(line) for lines in lists for line in lines]
-    # exlm-mini[...] stands for other extras, which are in the list themselves
+    # exlm-mini[...] refers to other extras, whose requirements are in the lists anyway
     return {canonicalize_name(r.name): r for r in parsed if r.name != "exlm-mini"}
 
 
@@ -37,7 +37,7 @@ def locked() -> dict[str, str]:
 
 
 def project_files() -> list[Path]:
-    """The text files git tracks, or would if they were added."""
+    """The text files that git tracks, or would track if they were added."""
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("not a git checkout")
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -60,8 +60,8 @@ def test_lock_holds_every_requirement_at_an_allowed_version():
 
 
 def test_lock_serves_cpu_and_gpu_machines():
-    # A local version or a hash would tie the lock to one build of torch; the CUDA packages come
-    # with the CUDA build by themselves.
+    # A local version or a hash would tie the lock to one build of torch. The CUDA packages need no
+    # pins, because the CUDA build of torch requires them itself.
     assert "\ntorch==2.13.0\n" in LOCK
     assert "+" not in LOCK
     assert "--hash" not in LOCK
@@ -78,7 +78,7 @@ def test_every_package_of_the_lock_has_a_wheel_for_the_newest_python(tmp_path):
     command += ["-r", str(ROOT / "requirements.lock")]
     done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
     if "Failed to fetch" in done.stderr:
-        pytest.skip("no package index is within reach")
+        pytest.skip("no package index can be reached")
     assert done.returncode == 0, done.stderr
     installed = dict(re.findall(r"^ \+ (\S+)==(\S+)$", done.stderr, re.M))
     assert installed == locked()
@@ -104,7 +104,7 @@ def test_every_command_a_document_names_exists():
     for document in ("README.md", "book/running.md", "CONTRIBUTING.md", ".ci/run", "Makefile"):
         text = (ROOT / document).read_text()
         code = text
-        if document.endswith(".md"):  # in a sentence "make" is a word: read what is quoted
+        if document.endswith(".md"):  # in prose "make" is a word: read only code
             code = "\n".join(re.findall(r"```.*?```|`[^`]+`", text, re.DOTALL))
         named = set(re.findall(r"\bmake ([a-z][a-z-]+)", code))
         assert named and named <= set(makefile_targets()), document

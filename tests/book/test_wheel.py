@@ -1,4 +1,4 @@
-"""What is installed is whole: modules, recipes, and sources that build where they are."""
+"""An installed package is complete: modules, recipes, and sources that compile from there."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ INSIDE = (
 
 
 def sources() -> set[str]:
-    """Where the sources of the compiled backend are in the installed package."""
+    """Paths of the compiled backend's sources in the installed package."""
     names = {p.name for p in (ROOT / "cuda").iterdir() if p.suffix in build.SUFFIXES}
     return {f"exlm_mini/cuda_src/{name}" for name in names}
 
 
 @pytest.fixture(scope="module")
 def source_tree(tmp_path_factory) -> Path:
-    """What the package is made of: a build leaves its traces beside the sources."""
+    """A copy of the files that a wheel is built from, because a build leaves files beside them."""
     folder = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
@@ -41,7 +41,7 @@ def source_tree(tmp_path_factory) -> Path:
 
 
 def pip(*arguments: str | Path) -> None:
-    """Run pip without a build environment, which would fetch packages."""
+    """Run pip; callers turn off its build environment, for which it would fetch packages."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([*command, *map(str, arguments)], check=True)
 

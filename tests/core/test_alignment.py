@@ -1,6 +1,6 @@
 """The contract of every alignment backend: closed forms, enumeration, invariants, gradients.
 
-``fibers`` are the CUDA kernels on a CPU. Shapes: B rows, M targets, L states.
+``fibers`` runs the CUDA kernels on a CPU. Shapes: B rows, M targets, L states.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ EVERY = [*BACKENDS, "fibers", ON_A_GPU]
 JUDGED = [name for name in EVERY if name != JUDGE]
 RESCALED = ["scaled", "native", "fibers", ON_A_GPU]
 ONCE = ["vectorized", *RESCALED]
-"""Their gradient is written by hand."""
+"""Backends whose gradient is written by hand."""
 
 pytestmark = pytest.mark.usefixtures("nan_in_uninitialised_memory")
 
 
 def drawn_graphs(most_targets: int, most_states: int, scales: list[float]):
-    """Of one to three rows; by how many nats scores spread is one of ``scales``."""
+    """Strategy for graphs of one to three rows, with scores spread by one of ``scales`` (nats)."""
     row = st.tuples(st.integers(1, most_targets), st.integers(1, most_states))
     return st.builds(
         lambda seed, rows, *how: random_graph(seed, *zip(*rows, strict=True), *how),
@@ -127,7 +127,7 @@ def test_gradients_of_float32_are_exact_where_paths_differ_by_far_more_than_it_h
         assert_right(graph.to(FLOAT32), backend, "vectorized")
 
 
-# Tiles hold 16 float32 or 8 float64 states, on a GPU 32.
+# A tile holds 16 float32 or 8 float64 states on a CPU, and 32 states on a GPU.
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("L", [7, 8, 9, 15, 16, 17, 31, 32, 33, 65])
 @pytest.mark.parametrize("backend", RESCALED)
@@ -138,11 +138,11 @@ def test_every_cone_and_remainder_of_a_tile_equals_the_vectorized_backend(backen
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_flat_graph_sums_to_a_stirling_number(dtype):
-    """Over M - 2 of the inner states, the product of 1 / (their distance to the end): a Stirling
-    number of the first kind over a factorial. So the backend that others are held against is
-    right where there are too many paths to enumerate."""
+    """The likelihood sums, over all choices of M - 2 inner states, the product of 1 / (distance to
+    the end): a Stirling number of the first kind over a factorial. So the backend that others are
+    compared with is right even where there are too many paths to enumerate."""
     M, L = 64, 256
-    cycles = [1] + [0] * (M - 1)  # of n elements, by their number
+    cycles = [1] + [0] * (M - 1)  # permutations of n elements, by number of cycles
     for n in range(L - 1):
         cycles = [n * cycles[0]] + [cycles[j - 1] + n * cycles[j] for j in range(1, M)]
     expected = math.log(cycles[M - 1]) - math.lgamma(L - 1) - math.log(L - 1)
@@ -180,8 +180,8 @@ def test_not_even_an_infinite_gradient_gets_through_a_row_without_a_path(name, b
 @pytest.mark.parametrize("unit", [1.0, 5.3, 8.0])
 @pytest.mark.parametrize("backend", JUDGED)
 def test_a_path_that_looks_lost_from_both_ends_is_found(backend, unit, by, dtype):
-    """e^-130 is flushed in float32 and e^-1040 in float64: each sweep sees only the even path,
-    190 units less likely; the two agree with each other, so comparing them shows nothing."""
+    """float32 flushes e^-130 to zero, and float64 e^-1040. Each sweep then sees only the even path,
+    which is less likely by 190 units; both agree, so comparing them would not reveal the error."""
     graph = two_ways(unit, by).to(dtype)
     value_1, *gradients = likelihood_and_gradients(graph, backend, torch.ones(1, dtype=dtype))
     assert value_1.item() == pytest.approx(-260 * unit, 1e-6)
@@ -207,10 +207,10 @@ def test_a_shift_of_all_scores_changes_no_posterior(backend, size, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("backend", RESCALED)
 def test_the_gradient_of_an_edge_is_finite_however_unlikely_the_edge(backend, dtype):
-    """Its sum over targets, before the edge is multiplied in, may be beyond the range."""
+    """The sum over targets may overflow before it is multiplied by the probability of the edge."""
     graph = random_graph(3, [2], [12], scale=0.5)
     graph.log_transition_BLL[:] = -torch.inf
-    graph.log_transition_BLL[0, 1, 2] = 0.0  # what all edges are scaled by
+    graph.log_transition_BLL[0, 1, 2] = 0.0  # the largest edge, which sets the scale
     for nats in range(20, 140, 3) if dtype == FLOAT32 else range(650, 900, 5):
         graph.log_transition_BLL[0, 0, 11] = -float(nats)  # the only path
         edge_BLL = assert_right(graph.to(dtype), backend, "vectorized")[2]
@@ -226,8 +226,8 @@ def test_the_gradient_of_an_edge_is_finite_however_unlikely_the_edge(backend, dt
 )
 @pytest.mark.parametrize("backend", EVERY)
 def test_nan_and_infinity_among_what_is_read_are_not_hidden(backend, which, place, value):
-    """Target 1 at state 2, or the edge from state 2 to the last one: on a path, not on all."""
-    for shift in (0.0, 1e9):  # the latter goes straight to log space
+    """The emission of target 1 in state 2, or the edge from it to the end: on some paths only."""
+    for shift in (0.0, 1e9):  # 1e9 is computed in log space
         graph = shifted(random_graph(25, [3, 3], [5, 5]), 0.0, shift)
         log_likelihood_B = dag_log_likelihood(*with_score(graph, which, place, value), backend)
         assert log_likelihood_B.isfinite().tolist() == [False, True]
@@ -280,7 +280,7 @@ def test_inference_mode_changes_nothing(backend):
     graph = random_graph(1, [3, 2], [6, 4])
     expected = *posteriors(*graph, backend), *viterbi(*graph, backend)
     with torch.inference_mode():
-        for own in (graph, [t.clone() for t in graph]):  # made outside, and in it
+        for own in (graph, [t.clone() for t in graph]):  # created outside the mode, and in it
             same = *posteriors(*own, backend), *viterbi(*own, backend)
             assert all(map(torch.equal, same, expected))
 
@@ -313,7 +313,7 @@ def test_half_precision_is_added_up_in_float32(backend):
 @pytest.mark.parametrize("name", CASES)
 def test_posteriors_are_the_gradients_and_sum_to_one_per_target(name):
     graph, has_path_B = CASES[name], judge(name).log_likelihood_B != -torch.inf
-    with torch.no_grad():  # which they must not care about
+    with torch.no_grad():  # which must make no difference
         ours = posteriors(*graph)
     for number, expected in zip(ours, posteriors(*graph, JUDGE), strict=True):
         assert not number.requires_grad and relative_error(number, expected) < 1e-9
@@ -337,7 +337,7 @@ def test_among_equal_paths_the_earliest_states_from_the_end_win(backend):
     assert num_tied > 8
 
 
-# ---- what the tests lean on ----
+# ---- what the tests rely on ----
 
 
 def test_relative_error_is_the_largest_difference_over_the_largest_value():

@@ -1,4 +1,4 @@
-"""A mask by itself: summed over all paths and all tokens of the other masks.
+"""The distribution of a single mask, summed over all paths and all tokens of the other masks.
 
 Shapes: B rows, N tokens of a row, S masks of all rows, V vocabulary.
 """
@@ -27,7 +27,7 @@ def test_a_mask_by_itself_is_summed_over_all_fillings_of_the_others(name):
         joint = log_joints(model, row).exp()
         marginals += [of_mask(joint, s) for s in range(joint.dim())]
     marginal_SV = torch.stack(marginals)
-    # The k states of ctc may also spell blanks alone or two words.
+    # With ctc, the k states of a mask may also emit nothing but blanks, or spell two words.
     share_S1 = token_SV.sum(dim=1, keepdim=True)
     assert (share_S1 < 1).all() if "ctc" in name else torch.allclose(share_S1, share_S1 * 0 + 1)
     torch.testing.assert_close(
@@ -70,7 +70,7 @@ def test_correct_guesses_of_a_row_are_counted_without_its_boundaries(name):
 
 
 def test_low_precision_of_the_encoder_does_not_round_the_mixture():
-    """Two states that each prefer a token by less than bfloat16 can hold still differ."""
+    """A preference for a token that is too small for bfloat16 still decides the guess."""
 
     class Model:
         def token_logits(self, state_LD):

@@ -1,4 +1,4 @@
-"""How the compiled backend is built: once, by what is there, and what is said when it fails."""
+"""How the compiled backend is built: only once, with which tools, and the messages on failure."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ FUNCTIONS = ("log_likelihood", "gradients", "viterbi")
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    """An empty cache of builds."""
+    """Folder of the build cache, which is empty."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache" / "exlm_mini"
 
 
 def script(file: Path, *lines: str) -> Path:
-    """A shell script in the place of a program."""
+    """Write a shell script that stands in for a program."""
     file.parent.mkdir(exist_ok=True, parents=True)
     file.write_text("\n".join(["#!/bin/sh", *lines, ""]))
     file.chmod(0o755)
@@ -43,12 +43,12 @@ def script(file: Path, *lines: str) -> Path:
 
 @pytest.fixture
 def compiler(tmp_path, monkeypatch) -> Path:
-    """Where CXX is to be; it may hand over to c++."""
+    """Path that CXX names; a test writes a script there, which may call c++."""
     monkeypatch.setenv("CXX", str(tmp_path / "compiler"))
     return tmp_path / "compiler"
 
 
-# ---- what is there ----
+# ---- the CUDA compiler ----
 
 
 def test_nvcc_is_that_of_cuda_home_else_of_the_path_else_of_pips_wheels(tmp_path, monkeypatch):
@@ -69,7 +69,7 @@ def test_nvcc_is_that_of_cuda_home_else_of_the_path_else_of_pips_wheels(tmp_path
 def test_make_cuda_fetches_the_pinned_compiler_once_or_leaves_nothing_behind(
     is_online, tmp_path, monkeypatch
 ):
-    """With a script in the place of pip, which fills its folder."""
+    """A script stands in for pip and fills the folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
     folder = tmp_path / "a cache" / "exlm_mini"
     fetch = 'touch "$7/nvidia/cu13/bin/nvcc"' if is_online else "echo no network >&2; exit 1"
@@ -136,7 +136,7 @@ def test_a_compiler_error_is_cut_to_what_matters(cache, compiler):
 
 
 def test_an_interrupted_build_is_no_missing_backend(cache, compiler):
-    # Its parent is ninja, whose shell it replaces.
+    # The parent process of the script is ninja, because the script replaces ninja's shell.
     script(compiler, UNLESS_IT_COMPILES, "kill -INT $PPID; sleep 1")
     with pytest.raises(KeyboardInterrupt):
         build.build("cpu")
@@ -169,7 +169,7 @@ def test_a_library_that_does_not_build_load_or_run_is_no_backend(monkeypatch):
 
 
 def test_processes_that_start_together_build_once_also_after_a_kill(cache, compiler, tmp_path):
-    """Without optimisation, which takes most of the time."""
+    """The compiler runs without optimisation, which would take most of the time."""
     log, slow = tmp_path / "calls", tmp_path / "slow"
     script(
         compiler,
@@ -187,13 +187,13 @@ def test_processes_that_start_together_build_once_also_after_a_kill(cache, compi
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
     slow.unlink()
-    assert list(cache.glob("*/build/lock"))  # PyTorch would wait for it for ever
+    assert list(cache.glob("*/build/lock"))  # PyTorch would wait for this lock for ever
     both = [subprocess.Popen([sys.executable, "-c", ASK], **pipes) for _ in range(2)]
     outputs = [process.communicate(timeout=300) for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     (library,) = cache.glob("*/*.so")
     assert [out for out, _ in outputs] == [f"None {library}\n"] * 2
-    # One of them says why nothing happens for a while.
+    # Only one of them reports that it compiles, which takes a while.
     (said,) = "".join(error for _, error in outputs).splitlines()
     assert said.startswith("compiling the C++ ") and said.endswith(
         f"(cached in {library.parent})"
@@ -224,8 +224,8 @@ def test_a_changed_source_processor_or_compiler_is_another_build(
 
 @pytest.mark.slow
 def test_cuda_builds_for_sm_80_and_sm_90_without_a_gpu(cache, tmp_path, monkeypatch):
-    """Whether it also runs is for a machine with a GPU. PyTorch's libraries for CUDA, which the
-    linker is told to use, are empty here."""
+    """Whether the library also runs can only be tested on a machine with a GPU. PyTorch's CUDA
+    libraries, which the linker asks for, are replaced by empty ones."""
     can_be_built("cpu")
     try:
         home = Path(build.nvcc()).parents[1]

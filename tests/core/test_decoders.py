@@ -1,4 +1,4 @@
-"""Decoding without targets: by the definition, over all paths of a small graph.
+"""Decoding without targets, against its definition and against all paths of a small graph.
 
 Shapes: B rows, L states, V vocabulary.
 """
@@ -24,7 +24,7 @@ GRAPHS = {
 
 
 def drawn(seed, num_states, density):
-    """log_token_BLV, with NaN in padding, log_transition_BLL and num_states_B."""
+    """Random log_token_BLV and log_transition_BLL, with NaN in padding, and num_states_B."""
     graph = random_graph(seed, [1] * len(num_states), num_states, density)
     rng = torch.Generator().manual_seed(seed)
     B, L = len(num_states), max(num_states)
@@ -38,7 +38,7 @@ def drawn(seed, num_states, density):
 
 
 def scores_of_paths(log_token_LV, log_transition_LL, L):
-    """log P(path, its likeliest tokens) of every path of any length."""
+    """log P(path, likeliest tokens on it) of every path, whatever its length."""
     log_best, log_edge = log_token_LV.amax(1).tolist(), log_transition_LL.tolist()
     inner = range(1, L - 1)
     paths = [(0,)] if L == 1 else [

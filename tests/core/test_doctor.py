@@ -1,4 +1,4 @@
-"""The doctor says what is there, finds wrong results, and takes what is missing calmly."""
+"""The doctor reports what is installed, finds wrong results, and advises on what is missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from exlm_mini.config import checks
 
 @pytest.fixture
 def one_backend(monkeypatch):
-    """Only the judge and one other, for tests that look at something else."""
+    """Leave only the reference and one other backend, for tests of something else."""
     for name in {*BACKENDS} - {JUDGE, "vectorized"}:
         monkeypatch.delitem(BACKENDS, name)
     monkeypatch.setattr(alignment, "fastest", lambda device_type: "vectorized")

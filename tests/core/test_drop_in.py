@@ -1,4 +1,4 @@
-"""The sum over all paths in other people's programs: what they pass, and ask of PyTorch."""
+"""The sum over all paths in other programs: their arguments, and their use of PyTorch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from exlm_mini.alignment.check import (
 )
 from exlm_mini.alignment.graphs import Graph
 
-# ---- what is passed ----
+# ---- arguments ----
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint16])
@@ -142,7 +142,7 @@ def test_naming_a_backend_asks_nothing_of_the_others(monkeypatch):
         dag_log_likelihood(*RAGGED, name)
 
 
-# ---- compilers, and transforms of functions ----
+# ---- torch.compile and torch.func ----
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_naming_a_backend_asks_nothing_of_the_others(monkeypatch):
         ("native", "ragged", None),
         ("native", "ragged", 4),
         ("vectorized", "ragged", None),
-        # Where the graph breaks in two, a row is done again.
+        # The compiled graph breaks where a row is computed again.
         pytest.param("scaled", "huge_spread", None, marks=pytest.mark.slow),
     ],
 )
@@ -168,7 +168,7 @@ def test_compiling_gives_the_same_numbers(backend, name, reach):
 
 
 def transforms(graph: Graph, backend: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Gradients of the likelihood of all rows by both scores, as ``torch.func`` gives them."""
+    """Gradients of the summed log-likelihood for both scores, by each way of ``torch.func``."""
 
     def each(*scores: Tensor) -> Tensor:
         return dag_log_likelihood(*scores, *graph[2:], backend)
@@ -178,7 +178,7 @@ def transforms(graph: Graph, backend: str) -> dict[str, tuple[Tensor, Tensor]]:
     _, pull = torch.func.vjp(each, *scores)
     leaves = tuple(torch.nn.Parameter(t.clone()) for t in scores)
     value_B = each(*leaves)
-    with torch.no_grad():  # which closes vjp's own level before the gradient is asked for
+    with torch.no_grad():  # vjp's own level is closed before the gradient is asked for
         _, pull_without_grad = torch.func.vjp(each, *scores)
         without_grad = pull_without_grad(one_B)
     return {
@@ -253,7 +253,7 @@ TWICE, LACKS = (
 )
 @pytest.mark.parametrize("backend", ["vectorized", "scaled", "native"])
 def test_what_a_gradient_written_by_hand_lacks_is_refused(backend, transform, words):
-    """Of a plain sum, whose own gradient is a constant: easily a wrong number without a word."""
+    """A plain sum has a constant gradient, so its derivatives could easily be silently wrong."""
     for graph in (random_graph(23, [3], [5]), two_ways(7.0, "edges")):
         with pytest.raises(RuntimeError, match=words):
             transform(

@@ -1,4 +1,4 @@
-"""Emission: equal to a gather from log_softmax, in value and in every gradient.
+"""The emission equals a gather from log_softmax, in value and in every gradient.
 
 Shapes: B rows, L states, M targets, S any number of states, D width, V vocabulary.
 """
@@ -18,7 +18,7 @@ from exlm_mini.model.emission import VocabularyHead, log_sum_exp_logits
 from exlm_mini.model.encoder import initialise
 
 B, L, M, D, V = 2, 5, 3, 8, 13
-# Chunks of B * L = 10 states: dividing it, not, and beyond.
+# Chunk sizes that divide the B * L = 10 states, that do not, and that exceed them.
 WAYS = [{"emission": "buffer"}] + [
     {"emission": "chunked", "emission_chunk": n} for n in (5, 3, 100)
 ]
@@ -37,18 +37,18 @@ def make_head(way: dict, width: int = D, vocab_size: int = V, std: float = 0.5):
 
 
 def log_sum_exp(way: dict, *inputs: Tensor) -> Tensor:
-    """``log_sum_exp_logits`` as the head of such a model calls it."""
+    """Call ``log_sum_exp_logits`` as the head of a model with the settings ``way`` does."""
     head = VocabularyHead(ModelConfig(width=D, num_heads=2, **way), V)
     return log_sum_exp_logits(*inputs, head.chunk)
 
 
 def make_inputs(num_states: int = 10) -> list[Tensor]:
-    """Features, the embedding and its bias."""
+    """Random features, embedding and bias."""
     return [drawn(num_states, D), drawn(V, D, seed=1), drawn(V, seed=2)]
 
 
 def gather_targets(logits_BLV: Tensor, target_ids_BM: Tensor) -> Tensor:
-    """log_emission_BML from logits, the plain way."""
+    """log_emission_BML from logits, by its plain formula."""
     index_BLM = target_ids_BM.unsqueeze(1).expand(-1, logits_BLV.shape[1], -1)
     return logits_BLV.log_softmax(-1).gather(2, index_BLM).transpose(1, 2)
 
@@ -60,7 +60,7 @@ def gather_targets(logits_BLV: Tensor, target_ids_BM: Tensor) -> Tensor:
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 @every_way
 def test_log_sum_exp_equals_plain_autograd(way, scale, num_states):
-    """Also of huge logits, and of no states."""
+    """Cases include huge logits, and no states at all."""
     inputs = make_inputs(num_states)
     inputs[0] = (scale * inputs[0]).detach().requires_grad_()
     before = [t.detach().clone() for t in inputs]
@@ -72,7 +72,7 @@ def test_log_sum_exp_equals_plain_autograd(way, scale, num_states):
 
 @every_way
 def test_derivatives_are_those_of_autograd_and_of_torch_func(way):
-    """Twice the same, as often as they are asked for; second ones are refused, not wrong."""
+    """Gradients may be asked for repeatedly; second derivatives are refused rather than wrong."""
     inputs = make_inputs(4)
     total = log_sum_exp(way, *inputs).sum()
     expected = torch.autograd.grad(total, inputs, retain_graph=True)
@@ -98,7 +98,7 @@ def test_buffers_larger_than_the_cache_are_taken_rows_at_a_time(monkeypatch):
 
 
 class Largest(TorchDispatchMode):
-    """Keeps the size of the largest tensor made inside."""
+    """Records the size of the largest tensor that is made inside the context."""
 
     num = 0
 
@@ -115,7 +115,7 @@ def test_in_chunks_no_tensor_grows_with_states_times_vocabulary():
         inputs = make_inputs(many)
         with Largest() as largest:
             gradients(log_sum_exp(way, *inputs), inputs)
-        assert largest.num == largest_size  # in chunks the gradient of the states
+        assert largest.num == largest_size  # with chunks: the gradient of the states
 
 
 # ---- log-probabilities of targets ----
@@ -158,7 +158,7 @@ def test_chunks_are_added_up_without_loss_in_bfloat16():
 
 @pytest.mark.parametrize("way", WAYS[:2])
 def test_bfloat16_autocast_is_as_exact_as_plain_pytorch(way):
-    """Error at most twice that of plain PyTorch at the same precision, value and gradients."""
+    """Errors of value and gradients are at most twice those of plain PyTorch at this precision."""
     big_V, big_D = 200, 64
     head = make_head(way, big_D, big_V, 0.2).float()
     state_BLD = drawn(B, 12, big_D, dtype=torch.float32)
@@ -181,5 +181,5 @@ def test_bfloat16_autocast_is_as_exact_as_plain_pytorch(way):
     for exact, our, their in zip(plain, ours, theirs, strict=True):
         assert our.isfinite().all()
         error, allowed = ((x.double() - exact.double()).norm() for x in (our, their))
-        assert allowed > 0  # it is really low precision
+        assert allowed > 0  # the precision is really low
         assert error <= 2 * allowed

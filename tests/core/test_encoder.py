@@ -1,4 +1,4 @@
-"""The encoder: against the formulas written out, and what its output may depend on.
+"""The encoder against its formulas written out, and what its output may depend on.
 
 Shapes: B rows, T tokens, D width, H heads, d head size.
 """
@@ -46,7 +46,8 @@ def attention_by_hand(attention: SelfAttention, x_TD: Tensor, rotation: Rotation
 @pytest.mark.parametrize("rope", ["2d", "1d"])
 @pytest.mark.parametrize("expand_at", [0, 1, 2])
 def test_encoder_equals_its_formula(expand_at, rope):
-    """Row by row, whatever the padding holds. Layers below the expansion see the row itself."""
+    """Outputs are compared row by row, whatever the padding holds. Layers below the expansion see
+    the row unexpanded."""
     encoder = make_encoder(num_layers=3, expand_at=expand_at, rope=rope)
     *inputs, is_real_BT = EXPANDED
     rows = [BATCH.masked_ids_BN] if expand_at else []
@@ -62,7 +63,7 @@ def test_encoder_equals_its_formula(expand_at, rope):
             if rope == "2d":
                 places = position_T[None], clones[number >= expand_at][None]
                 rotation = rotation_2d(*places, encoder.head_dim, torch.float64)
-            else:  # places in the row as it is here
+            else:  # positions in the row as this layer sees it
                 place_1T = torch.arange(len(x_TD))[None]
                 rotation = rotation_1d(place_1T, encoder.head_dim, torch.float64)
             x_TD = x_TD + attention_by_hand(
@@ -86,8 +87,8 @@ SITES = {
         {f"{ATTENTION}.query_key_value.bias": 1.0, f"{ATTENTION}.output.weight": EYE},
     ),
 }  # fmt: skip
-"""The setting of each dropout, and weights (all others 0) with which what stands there is the
-same everywhere and all there is."""
+"""The setting of each dropout, and the only weights that are not 0: with them the values that it
+drops are all equal, and the output depends on nothing else."""
 
 
 @pytest.mark.parametrize("expand_at", [0, 1])
@@ -100,14 +101,14 @@ def test_dropout_strikes_its_share_at_every_place(site, expand_at):
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
             parameter.copy_(torch.as_tensor(weights.get(name, 0.0)))
-        # Rows of one token: its attention has a single probability in each head.
+        # In rows of one token, each head has a single attention probability.
         token_B1 = torch.ones(B, 1, dtype=torch.int64)
         rows = [token_B1] if expand_at else []
         inputs = token_B1, 0 * token_B1, 0 * token_B1, token_B1 == 1, *rows
         (whole,) = encoder(*inputs).unique().tolist()
         hidden_BD = encoder.train()(*inputs)[:, 0]
     if setting == "attention_dropout":
-        hidden_BD = hidden_BD[:, ::8]  # one of each head
+        hidden_BD = hidden_BD[:, ::8]  # one value per head
     assert hidden_BD.unique().tolist() == pytest.approx([0.0, whole / (1 - p)])
     share = (hidden_BD == 0).double().mean().item()
     assert abs(share - p) < 4 * math.sqrt(p * (1 - p) / hidden_BD.numel())
@@ -142,7 +143,7 @@ def test_initial_weights_have_the_stated_spread():
 def test_rows_of_any_length_share_a_compiled_layer():
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    torch._dynamo.reset()  # what other tests have compiled
+    torch._dynamo.reset()  # forget what other tests have compiled
     counter = CompileCounterWithBackend("aot_eager")
     encoder, plain = make_encoder(num_layers=1), make_encoder(num_layers=1)
     for layer in encoder.layers:

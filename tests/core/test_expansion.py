@@ -1,4 +1,4 @@
-"""Expansion: against a version in plain lists, and back again.
+"""Expansion against a version in plain lists, and gathering its states.
 
 Shapes: B rows, N input tokens, T expanded tokens, L states, M targets.
 """
@@ -20,7 +20,7 @@ BOUNDARIES = ("official", "paper")
 
 
 class Layout(NamedTuple):
-    """What a row should become."""
+    """The expected expansion of a row."""
 
     ids: list[int]
     positions: list[int]
@@ -33,7 +33,7 @@ class Layout(NamedTuple):
 
 
 def layout(row: list[int], k: int, boundary: str) -> Layout:
-    """States expansion with lists, token by token (§4.2)."""
+    """States expansion (§4.2) with lists, token by token; a negative token is masked."""
     out = Layout([], [], [], [], [], [], [], [])
     for i, token in enumerate(row):
         is_masked, is_boundary = token < 0, token in (BOS, EOS)
@@ -55,7 +55,7 @@ def layout(row: list[int], k: int, boundary: str) -> Layout:
 
 
 def assert_padded(ours_BX: Tensor, expected: list[list], filler: int = 0) -> None:
-    """Rows as long as the longest."""
+    """Assert that ``ours_BX`` holds the expected rows, padded to the longest."""
     X = max(1, *map(len, expected))
     assert ours_BX.tolist() == [row + [filler] * (X - len(row)) for row in expected]
 
@@ -70,12 +70,12 @@ tokens = st.sampled_from([BOS, EOS, SEP, UNK, 6, 7, 8, -SEP, -UNK, -6, -7, -8])
     st.sampled_from([0, 12, 20]),
 )
 def test_expansion_equals_the_plain_version(rows, k, boundary, pad_to):
-    """Rows with ordinary tokens, separators and boundaries, some masked; some without a state."""
+    """Rows mix ordinary tokens, separators and boundaries, masked or not; some have no state."""
     rows = [[BOS, *row, EOS] for row in rows] if boundary == "paper" else rows
     inputs = masked_rows(*rows, pad_to=pad_to)
     expanded, graph = expand_masks(*inputs, k, boundary, SPECIAL)
     for ours, before in zip(inputs, masked_rows(*rows, pad_to=pad_to), strict=True):
-        assert torch.equal(ours, before)  # not written to
+        assert torch.equal(ours, before)  # the input is unchanged
     expected = Layout(*zip(*(layout(row, k, boundary) for row in rows), strict=True))
     assert_padded(expanded.token_ids_BT, expected.ids, PAD)
     assert_padded(expanded.position_BT, expected.positions)

@@ -1,6 +1,6 @@
-"""The kernels of the compiled backend: when they leave the range, and every barrier needed.
+"""The compiled kernels: when they fall back to log space, and that each barrier is needed.
 
-``test_alignment`` holds them against enumeration, those for a GPU on a CPU (``fibers.py``).
+``test_alignment`` compares them with enumeration. GPU kernels run on a CPU here (``fibers.py``).
 Shapes: B rows, M targets, L states.
 """
 
@@ -56,7 +56,7 @@ BARRIER = r"\bc\.sync(_warp)?\(\);"
 STRESS = (
     random_graph(20, [70, 12], [110, 40], scale=0.5),  # several warps and tiles
     random_graph(21, [140], [170], scale=0.5),  # two passes of targets in a tile
-    random_graph(22, [8, 3], [50, 9], scale=300.0),  # redone in log space
+    random_graph(22, [8, 3], [50, 9], scale=300.0),  # computed again in log space
 )
 
 pytestmark = pytest.mark.usefixtures("nan_in_uninitialised_memory", "has_compiler")
@@ -69,15 +69,15 @@ def has_compiler() -> None:
 
 @pytest.fixture(params=["cpu", "fibers"])
 def kernels(request) -> Kernels:
-    """Those for a CPU, and those for a GPU."""
+    """The CPU kernels, and the GPU kernels run on a CPU."""
     if request.param == "fibers":
         return on_fibers(intact_library())
     return native._kernels(torch.device("cpu"))
 
 
 def run(kernels: Kernels, graph: Graph) -> list[Tensor]:
-    """Likelihood, both gradients (incoming: ``weights``), best path, its score, and how each row
-    was computed."""
+    """Log-likelihood, both gradients (for the incoming gradient ``weights``), best path, its score,
+    and how each row was computed."""
     log_likelihood_B, *sweeps = native.log_likelihood_with(kernels, graph)
     gradients = native.gradients_with(kernels, weights(graph), graph, tuple(sweeps))
     best = native.viterbi_with(kernels, graph)
@@ -85,12 +85,12 @@ def run(kernels: Kernels, graph: Graph) -> list[Tensor]:
 
 
 def status(kernels: Kernels, graph: Graph) -> list[int]:
-    """How each row was computed."""
+    """How each row was computed: ``TILED``, ``LOG_SPACE``, ``NO_PATH`` or ``NAN``."""
     return native.log_likelihood_with(kernels, graph)[3][:, 0].tolist()
 
 
 def is_same(ours: list[Tensor], other: list[Tensor]) -> bool:
-    """Bit by bit, but that NaN equals NaN."""
+    """Whether all numbers are exactly equal; NaN counts as equal to NaN."""
     return all(
         torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
         for a, b in zip(ours, other, strict=True)
@@ -101,7 +101,7 @@ def is_same(ours: list[Tensor], other: list[Tensor]) -> bool:
 
 
 def assert_near_float64(kernels: Kernels, graph: Graph) -> None:
-    """Computed in tiles, and within ``limits`` of float64 on the same numbers."""
+    """Assert that every row is tiled, and within ``limits`` of float64 on the same numbers."""
     *answer, _, _, how_B = run(kernels, graph)
     assert set(how_B.tolist()) == {TILED}
     truth = likelihood_and_gradients(graph.double(), "vectorized")
@@ -124,7 +124,7 @@ def test_1024_states_stay_tiled_and_near_float64(graph, kernels):
 
 @pytest.mark.slow
 def test_an_exp2_as_rough_as_that_of_a_gpu_is_good_enough(tmp_path):
-    """ex2.approx may be off by 2^-22; here it always is, up or down."""
+    """A GPU's ex2.approx may be off by 2^-22; in this build it always is, up or down."""
     flags = "-DDAG_ONLY_FLOAT32", "-DDAG_ROUGH_EXP2"
     rough = on_fibers(compile_fibers(CUDA, tmp_path / "rough.so", *flags))
     assert_near_float64(rough, LARGE["size_of_the_paper"].to(FLOAT32))
@@ -145,7 +145,7 @@ def test_scores_beyond_all_exponents_go_to_log_space(size, dtype, kernels):
     graph = all_ones_graph([3, 3], [6, 6])
     for where in ((size, 0.0), (0.0, size)):
         assert status(kernels, shifted(graph, *where).to(dtype)) == [LOG_SPACE] * 2
-    # One huge score among others; its tile alone is beyond all exponents.
+    # A single huge score; its tile is the only one beyond the range of exponents.
     graph = with_score(random_graph(12, [4], [40]), EMISSION, (0, 2, 35), 1e5)
     assert status(kernels, graph.to(dtype)) == [LOG_SPACE]
     value_1 = native.log_likelihood_with(kernels, graph.to(dtype))[0]
@@ -177,7 +177,7 @@ def test_a_row_with_nan_has_nan_for_all_that_could_be_on_a_path(kernels):
 
 @pytest.mark.parametrize("counts", [(0, 8), (6, 8), (-3, 8), (4, 0), (4, 9), (4, -(2**40))])
 def test_counts_out_of_range_give_nan_and_no_gradient(counts):
-    """The host does not look at counts on a GPU, so the kernel must not read elsewhere."""
+    """On a GPU the host does not check counts, so the kernel must not read out of bounds."""
     graph = random_graph(9, [5, 4], [8, 8])
     graph.num_targets_B[1], graph.num_states_B[1] = counts
     answer = run(on_fibers(intact_library()), graph)
@@ -200,7 +200,7 @@ def test_the_order_of_threads_and_blocks_does_not_change_a_bit(dtype):
 
 
 def barriers() -> list[tuple[str, int]]:
-    """File and line of every barrier of the kernels."""
+    """File and line of every barrier in the kernels."""
     return [
         (file.name, number)
         for file in sorted(CUDA.glob("dag_block*.h"))
@@ -210,7 +210,7 @@ def barriers() -> list[tuple[str, int]]:
 
 
 def mutant(folder: Path, name: str, number: int, by: str) -> ctypes.CDLL:
-    """The float32 library with something else in the place of a barrier."""
+    """Compile the float32 library with ``by`` in the place of one barrier."""
     for file in (*CUDA.glob("*.h"), CUDA / "dag_fibers.cpp"):
         shutil.copy(file, folder)
     lines = (CUDA / name).read_text().splitlines(keepends=True)
@@ -220,18 +220,18 @@ def mutant(folder: Path, name: str, number: int, by: str) -> ctypes.CDLL:
 
 
 SAME, OTHER = 0, 3
-"""Exit codes; 1 would be an exception of the test itself."""
+"""Exit codes; 1 would mean an exception in the test itself."""
 
 
 def verdict(library: ctypes.CDLL, expected: list[list[Tensor]]) -> int:
-    """Whether the library says the same of ``STRESS`` as an intact one, in any order of threads:
-    ``SAME``, ``OTHER`` or, negative, the signal it died of.
+    """Whether a library's results for ``STRESS`` are the expected ones, in any order of threads:
+    ``SAME``, ``OTHER`` or, as a negative number, the signal that ended the process.
 
-    A missing barrier may make a wild pointer, so a process of its own asks.
+    The library runs in a separate process, because a missing barrier may yield a wild pointer.
     """
 
     def ask() -> None:
-        torch.set_num_threads(1)  # a pool of threads does not outlive a fork
+        torch.set_num_threads(1)  # a pool of threads does not survive a fork
         for seed in (1, 2, 3):
             for graph, truth in zip(STRESS, expected, strict=True):
                 try:
@@ -251,7 +251,7 @@ def verdict(library: ctypes.CDLL, expected: list[list[Tensor]]) -> int:
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[Tensor]]:
-    """What the intact library says of ``STRESS``; it agrees with itself."""
+    """The intact library's results for ``STRESS``, the same in any order of threads."""
     library = intact_library()
     answers = [run(on_fibers(library), graph.to(FLOAT32)) for graph in STRESS]
     assert verdict(library, answers) == SAME
@@ -262,7 +262,7 @@ def expected() -> list[list[Tensor]]:
 @pytest.mark.parametrize(("name", "number"), barriers())
 def test_every_barrier_is_needed(name, number, expected, tmp_path):
     broken = mutant(tmp_path, name, number, ";")
-    assert verdict(broken, expected) != SAME, f"nobody noticed that {name}:{number} has gone"
+    assert verdict(broken, expected) != SAME, "the results are right without this barrier"
 
 
 @pytest.mark.slow
@@ -281,7 +281,7 @@ def test_threads_that_wait_in_vain_are_reported(tmp_path):
     "arch", [*(pytest.param(arch, marks=pytest.mark.slow) for arch in ("75", "80")), "90"]
 )
 def test_nvcc_compiles_without_warnings_and_without_local_memory(arch, tmp_path):
-    """Never run here: no test of this file needs a GPU."""
+    """The code is compiled but not run: no test in this file needs a GPU."""
     try:
         path = nvcc()
     except BuildError as error:

@@ -1,4 +1,4 @@
-"""The models: every combination trains, rows stand alone, batches overfit.
+"""The models: every combination trains, and rows of a batch do not affect each other.
 
 Shapes: B rows, N tokens, T expanded tokens, S masked tokens of a batch, V vocabulary.
 """
@@ -57,13 +57,13 @@ BATCH = masked_rows(
 @pytest.mark.parametrize("changes", [*EVERY_KIND, *TRAINED_ONLY])
 def test_every_kind_of_model_gives_finite_loss_and_gradients(changes):
     model = make_model(**changes)
-    assert not list(model.buffers())  # a checkpoint keeps parameters
+    assert not list(model.buffers())  # checkpoints hold parameters alone
     loss = loss_of(model, BATCH)
     loss.backward()
     assert loss.isfinite() and loss > 0
     for name, parameter in model.named_parameters():
         assert parameter.grad.isfinite().all(), name
-        # A key bias shifts all scores of a state alike: its gradient is rounding noise.
+        # A key bias shifts all scores of a state equally, so its gradient is rounding noise.
         assert name == "transition.key.bias" or parameter.grad.abs().max() > 1e-9, name
 
 
@@ -78,7 +78,7 @@ def test_a_rows_likelihood_does_not_depend_on_its_batch_mates(changes):
 
 @pytest.mark.parametrize("expand_at", [0, 1])
 def test_the_clone_embedding_reaches_states_and_layers_above_a_late_expansion(expand_at):
-    """And clones alone; without a late expansion no layer."""
+    """It is added to clones alone, and to no layer unless the expansion is late."""
     model = make_model(clone_embedding_std=0.3, expand_at=expand_at, boundary="paper").eval()
     seen = []
     model.encoder.layers[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -99,7 +99,7 @@ def test_the_clone_embedding_reaches_states_and_layers_above_a_late_expansion(ex
 
 
 SHORT_WITH_MASKS = masked_rows([BOS, -6, -7, -8, EOS], [BOS, *[9] * 8, EOS])
-"""The padding of the first row would begin behind the longest expanded row."""
+"""The first row is the longest once expanded, so its padding would come after the last place."""
 
 
 @pytest.mark.parametrize("batch", [BATCH, SHORT_WITH_MASKS])
@@ -130,7 +130,7 @@ def test_the_tokens_behind_the_masks_reach_the_model_as_targets_alone():
     assert not torch.equal(ours.log_emission_BML, theirs.log_emission_BML)
 
 
-# ---- the encoder used as it is ----
+# ---- the encoder by itself ----
 
 
 @pytest.mark.parametrize("expand_at", [0, 1])
@@ -182,7 +182,7 @@ def test_bfloat16_autocast_scores_in_float32(transition):
         loss = loss_of(model, BATCH)
     for score in (scores.log_emission_BML, scores.log_transition_BLL, scores.log_blank_BL):
         assert score is None or score.dtype == torch.float32
-    if transition != "ctc":  # a softmax in bfloat16 sums to one within 1%
+    if transition != "ctc":  # a bfloat16 softmax sums to one only within 1%
         total_BL = scores.log_transition_BLL.exp().sum(2)
         assert_same(total_BL, (total_BL > 0).float(), 1e-5)
     assert loss.dtype == torch.float32

@@ -1,6 +1,6 @@
-"""The compiled backend: at size, as an operator, and what it says to a GPU.
+"""The compiled backend: large graphs, its operators, and the host side of its CUDA library.
 
-``test_alignment`` and ``test_kernels`` hold its numbers. Shapes: B rows, M targets, L states.
+``test_alignment`` and ``test_kernels`` check its numbers. Shapes: B rows, M targets, L states.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_operators_pass_opcheck(name, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fake_tensors_get_the_shapes_of_a_gpu(dtype):
-    """Those of a CPU are what opcheck looks at."""
+    """opcheck looks only at the shapes of a CPU."""
     B, M, L = 2, 3, 70
     with FakeTensorMode():
         scores = {"dtype": dtype, "device": "cuda"}
@@ -99,14 +99,14 @@ extern "C" int dag_cuda_log_likelihood_float32() { return 0; }
 
 
 def test_a_result_of_cuda_is_told_in_its_words_and_no_rows_never_ask(tmp_path, monkeypatch):
-    """Of a library that only gives results, loaded as that of a GPU."""
+    """A stub, whose functions only return result codes, is loaded as the GPU's library."""
     source, library = tmp_path / "stub.cpp", tmp_path / "stub.so"
     source.write_text(STUB)
     subprocess.run([cxx(), "-shared", "-fPIC", source, "-o", library], check=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(native, "build", lambda device_type: library)
     kernels = native._load.__wrapped__("cuda")
-    assert kernels.last_argument is native._stream  # there is none to ask for here
+    assert kernels.last_argument is native._stream  # replaced, as there is no stream here
     kernels = kernels._replace(last_argument=lambda device: ctypes.c_void_p(0))
     graph = random_graph(1, [3], [5]).to(FLOAT32)
     native.log_likelihood_with(kernels, graph)

@@ -1,4 +1,4 @@
-"""Objectives: by hand, against MLM where ExLM reduces to it, and as probabilities that add up.
+"""Objectives against results by hand, against MLM with one state, and as probabilities.
 
 Shapes: B rows, N tokens, M targets, L states, S masked tokens of a batch, V vocabulary.
 """
@@ -62,7 +62,7 @@ def nats(*values: float) -> Tensor:
 def test_the_loss_by_hand_with_rows_without_a_path_left_out():
     log_likelihood_B, num_scored_B = nats(-6.0, -math.inf, -4.0), torch.tensor([3, 7, 1])
     loss = states_alignment_loss(log_likelihood_B, num_scored_B)
-    assert loss.item() == 3.0  # 6 / 3 and 4 / 1, then their mean
+    assert loss.item() == 3.0  # the mean of 6 / 3 and 4 / 1
     loss.backward()
     assert_same(log_likelihood_B.grad, torch.tensor([-1 / 6, 0.0, -1 / 2]).double(), 1e-7)
     whole = log_likelihood_B.detach()[[0, 2]]
@@ -90,9 +90,9 @@ def twin(model: ExLM) -> MaskedLM:
     [("gated", "official"), ("gated", "paper"), ("paper", "paper"), ("uniform", "paper")],
 )
 def test_with_one_state_the_gradient_on_token_logits_is_that_of_mlm(transition, boundary):
-    """So that of the head is the same, which only they reach. Without transitions to learn, so
-    are the loss and all other gradients."""
-    # In 1D, with one state, the expanded row is the row: both models see the same input.
+    """The head's gradient is the same too, since the loss reaches it only through the logits. If no
+    transitions are learned, the loss and all other gradients are the same as well."""
+    # With one state and 1D positions, expansion changes nothing: both models see the same input.
     model = make_model(states_per_mask=1, transition=transition, boundary=boundary, rope="1d")
     log_likelihood_B = log_likelihood(model(*BATCH), with_boundaries=False)
     loss = -log_likelihood_B.sum() / BATCH.is_masked_BN.sum()
@@ -113,7 +113,7 @@ def test_with_one_state_the_gradient_on_token_logits_is_that_of_mlm(transition, 
 
 
 def every_combination(*row: int) -> MaskedBatch:
-    """A row with all tokens behind its masks."""
+    """A batch of copies of a row, with every combination of tokens behind its masks."""
     places = [n for n, token in enumerate(row) if token == MASK]
     token_ids_BN = torch.tensor(row).repeat(V ** len(places), 1)
     token_ids_BN[:, places] = torch.tensor(list(product(range(V), repeat=len(places))))
@@ -126,7 +126,7 @@ TWO_SPANS = every_combination(BOS, MASK, MASK, 7, MASK, EOS)
 
 
 def likelihood_by_hand(scores: StateScores, b: int, is_counted_M: Tensor) -> float:
-    """Sum over paths of row b by powers of a matrix, with the counted emissions alone."""
+    """Sum over the paths of row b by matrix products, with only the counted emissions."""
     probability_LL = scores.log_transition_BLL[b].exp()
     emission_ML = torch.where(is_counted_M.unsqueeze(1), scores.log_emission_BML[b].exp(), 1.0)
     reach_L = torch.zeros_like(emission_ML[0])
@@ -172,14 +172,14 @@ def test_without_edges_that_skip_a_mask_the_joint_is_a_distribution(
     assert abs(joint_VVV.sum() - 1) < 1e-12
     if transition == "uniform" or chain_share:
         return
-    # Spans are independent of each other, and masks in a span are not.
+    # Spans are independent of each other, but the masks of a span are not.
     span_VV, single_V = joint_VVV.sum(2), joint_VVV.sum((0, 1))
     assert_same(joint_VVV, span_VV[:, :, None] * single_V)
     assert (span_VV - span_VV.sum(1, keepdim=True) * span_VV.sum(0)).abs().max() > 1e-4
 
 
 def spells(labels: tuple[int, ...]) -> list[int]:
-    """CTC's reading of labels: merge neighbours, then drop blanks; [UNK] is nothing but blanks."""
+    """What labels spell in CTC: merge equal neighbours, then drop blanks; [UNK] if none remain."""
     return [label for label, _ in groupby(labels) if label != UNK] or [UNK]
 
 
@@ -190,7 +190,7 @@ def test_ctc_equals_the_sum_over_labelings_of_each_target(k, boundary):
     scores = model(*TWO_MASKS)
     hidden_BTD, graph = model.encode(*(t[:1] for t in TWO_MASKS))
     probability_LV = model.token_logits(model.states(hidden_BTD, graph))[0].softmax(-1)
-    spelled_V = torch.zeros(4, V, dtype=torch.float64)  # of each target: how its states spell
+    spelled_V = torch.zeros(4, V, dtype=torch.float64)  # P(a target's states spell a token)
     for i in range(4):
         own_UV = probability_LV[graph.owner_BL[0] == i]
         for labels in product(range(V), repeat=len(own_UV)):
@@ -200,7 +200,7 @@ def test_ctc_equals_the_sum_over_labelings_of_each_target(k, boundary):
                 )
     joint_B = torch.outer(spelled_V[1], spelled_V[2]).flatten()
     assert_same(log_likelihood(scores, with_boundaries=False).exp(), joint_B)
-    # Labelings that spell several tokens are lost; one state spells one.
+    # Labelings that spell several tokens do not count, but a single state always spells one.
     assert joint_B.sum() < 1 if k > 1 else abs(joint_B.sum() - 1) < 1e-12
     ends = spelled_V[0, BOS] * spelled_V[3, EOS] if boundary == "official" else 1.0
     assert_same(log_likelihood(scores).exp(), joint_B * ends)

@@ -1,10 +1,10 @@
-"""Parity with the released code: numbers it computed, met by our own modules.
+"""Parity with the released code: our modules reproduce numbers that it computed.
 
-The golden files lie in ``tests/golden``, whose README says what they hold; every ``*.npz`` there,
-or in the folder ``EXLM_GOLDEN``, becomes a test. ``k*`` files hold a whole model, ``mlm*`` and
-``ctc*`` a loss and its gradients, ``dp_*`` the dynamic programme in float64, ``finetune*`` (met in
+The golden files are in ``tests/golden``, whose README describes them; every ``*.npz`` there, or in
+the folder ``EXLM_GOLDEN``, becomes a test. ``k*`` files hold a whole model, ``mlm*`` and ``ctc*`` a
+loss and its gradients, ``dp_*`` the dynamic programme in float64, ``finetune*`` (tested in
 ``test_finetuning``) a model with a head. Three files record defects of the released code; for each
-a test shows what happens here instead.
+of them, a test shows what our code does instead.
 """
 
 import re
@@ -93,7 +93,7 @@ def test_dynamic_programme_equals_the_released_one(path):
     )
     assert_close(log_likelihood_B, golden["seq_logprob"], "seq_logprob", 1e-10)
     has_path_B = log_likelihood_B != -torch.inf
-    # The released code counts rows without a path as loss 0 and divides by all rows.
+    # The released code gives rows without a path a loss of 0 and divides by all rows.
     loss = -(log_likelihood_B / num_targets_B)[has_path_B].sum() / len(has_path_B)
     assert_close(loss, golden["loss"], "loss", 1e-10)
     loss.backward()
@@ -130,7 +130,7 @@ def test_the_graph_ends_in_the_last_state_not_in_an_ordinary_token():
 
 
 def test_a_row_without_a_path_is_left_out_of_the_mean():
-    """k2_invalid: the released loss is 0 for a row whose graph has no path, and it is averaged."""
+    """k2_invalid: the released loss is 0 for a row without a path, which counts in the mean."""
     golden = defect("k2_invalid")
     assert golden["seq_logprob"][0] == -torch.inf
     num_targets_B = golden["target_length"].long()
@@ -138,6 +138,6 @@ def test_a_row_without_a_path_is_left_out_of_the_mean():
     assert_close(
         left_out, 2 * golden["loss"], "the mean over the one row that has a path", 1e-5
     )
-    # And the row itself has a path here, because its graph ends in its last state.
+    # In our graph the row does have a path, because the graph ends in the last state.
     model = golden.load(ExLM)
     assert torch.isfinite(log_likelihood(model(*golden.batch()))).all()

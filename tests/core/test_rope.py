@@ -24,7 +24,7 @@ def at(position: int, clone: int, dtype: torch.dtype = FLOAT64) -> Rotation:
 
 
 def by_complex_numbers(x_BHTd: Tensor, index_BT: Tensor) -> Tensor:
-    """RoPE of one part: coordinates j and j + d/2 are one complex number, times e^{i angle}."""
+    """RoPE of one part: coordinates j and j + d/2 form a complex number, times e^{i angle}."""
     half = x_BHTd.shape[-1] // 2
     z_BHTj = torch.complex(x_BHTd[..., :half], x_BHTd[..., half:])
     frequency_j = torch.tensor([10_000.0 ** (-j / half) for j in range(half)], dtype=FLOAT64)
@@ -36,8 +36,8 @@ def by_complex_numbers(x_BHTd: Tensor, index_BT: Tensor) -> Tensor:
 @settings(max_examples=20)
 @given(st.integers(0, 2**31), st.booleans())
 def test_rotation_equals_multiplication_of_complex_numbers(seed, is_2d):
-    """Of the halves of a head by two indices, or of whole heads by one."""
-    # Queries of a transposed projection, as attention has them.
+    """In 2D, the halves of a head rotate by two indices; in 1D, the whole head by one."""
+    # A transposed view, as the queries in attention are.
     x_BHTd = drawn(2, 5, 3, HEAD_DIM).transpose(1, 2)
     rng = torch.Generator().manual_seed(seed)
     position_BT, clone_BT = torch.randint(0, 2000, (2, 2, 5), generator=rng)
@@ -56,7 +56,7 @@ def test_the_dtype_of_queries_is_kept(dtype):
     ours = rotate(x_BHTd, at(1000, 3, torch.float32))
     assert ours.dtype == dtype
     exact = rotate(x_BHTd.double(), at(1000, 3))
-    # Angles are float32 whatever the queries are: only one rounding of the result is lost.
+    # Angles are float32 for queries of any dtype, so the result is only rounded once.
     allowed = 2 * torch.finfo(dtype).eps if dtype != torch.float32 else 1e-3
     assert ((ours.double() - exact).abs() <= allowed * (1 + exact.abs())).all()
 

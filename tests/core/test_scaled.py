@@ -1,6 +1,6 @@
-"""The backend in rescaled probabilities: its range, and which rows are done again.
+"""The backend with rescaled probabilities: its range, and which rows it computes again.
 
-``test_alignment`` holds it against enumeration. Shapes: B rows, M targets, L states.
+``test_alignment`` compares it with enumeration. Shapes: B rows, M targets, L states.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from exlm_mini.alignment.graphs import Graph
 
 @pytest.fixture(params=["subnormals", "flushed"])
 def arithmetic(request):
-    """With numbers below the smallest normal one, and without."""
+    """Arithmetic with subnormal numbers, or with subnormals flushed to zero."""
     if not torch.set_flush_denormal(request.param == "flushed"):
         pytest.skip("this processor cannot flush subnormals")
     yield
@@ -44,7 +44,7 @@ def arithmetic(request):
 
 
 def is_exact(graph: Graph) -> list[bool]:
-    """Which rows need no second computation."""
+    """Whether each row is exact, so that it need not be computed again."""
     return scaled.rescaled_log_likelihood(*graph)[1].tolist()
 
 
@@ -61,7 +61,7 @@ def test_sizes_to_train_on_need_no_second_computation(graph):
 @pytest.mark.parametrize("by", ["edges", "emissions"])
 @pytest.mark.parametrize(("unit", "is_lost"), [(5.1, False), (5.15, True), (8.0, True)])
 def test_a_path_that_might_be_lost_is_looked_for_again(unit, is_lost, by, dtype, arithmetic):
-    """At 5.15 nothing is flushed yet, but what is added against it could be seen."""
+    """At 5.15 nothing is flushed yet, but the lift against underflow is no longer negligible."""
     graph = two_ways(unit, by).to(dtype)
     assert is_exact(graph) == [not is_lost]
     assert_right(graph, "scaled", "naive")
@@ -78,7 +78,7 @@ def test_a_path_that_might_be_lost_is_looked_for_again(unit, is_lost, by, dtype,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_a_row_called_exact_is_exact(arithmetic, seed, M, num_more, scale):
-    """With spreads around the limit, so that the verdict falls both ways."""
+    """Scores spread by about the limit, so that some rows are called exact and others are not."""
     graph = random_graph(seed, [M] * 6, [M + num_more] * 6, density=0.8, scale=scale)
     scores = [t.requires_grad_() for t in graph[:2]]
     log_likelihood_B, is_exact_B = scaled.rescaled_log_likelihood(*scores, *graph[2:])
@@ -88,10 +88,10 @@ def test_a_row_called_exact_is_exact(arithmetic, seed, M, num_more, scale):
     ours = torch.autograd.grad(log_likelihood_B[is_found_B].sum(), scores)
     truth = torch.autograd.grad(truth_B[is_found_B].sum(), scores)
     for gradient, true in zip(ours, truth, strict=True):
-        assert (gradient - true).abs().max() < 1e-9  # of a posterior, at most 1
+        assert (gradient - true).abs().max() < 1e-9  # absolute: a posterior is at most 1
 
 
-# ---- what is done again ----
+# ---- rows that are computed again ----
 
 
 def test_rows_that_are_not_exact_are_done_again_and_no_others(monkeypatch):
@@ -113,7 +113,7 @@ def test_rows_that_are_not_exact_are_done_again_and_no_others(monkeypatch):
 
 
 def test_what_log_space_would_not_change_is_not_done_again():
-    """No usable state, NaN, or large scores alone."""
+    """Such rows have no usable state, a NaN, or scores that are large without being spread."""
     for name in ("impossible_target", "more_targets_than_states", "impossible_last_emission"):
         assert judge(name).log_likelihood_B.isinf().any() and all(is_exact(CASES[name])), name
     assert is_exact(CASES["no_path_through_missing_edges"]) == [False, False, True]

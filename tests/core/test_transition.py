@@ -1,4 +1,4 @@
-"""Transitions: against the formulas written out, and mixtures against mixtures by hand.
+"""Transitions against their formulas written out, and mixtures against mixtures by hand.
 
 Shapes: B rows, L states, M targets, D width, H heads.
 """
@@ -41,7 +41,7 @@ LEARNED = [
 BOUNDARIES = pytest.mark.parametrize("boundary", ["official", "paper"])
 BATCH = masked_rows([BOS, -7, 8, -9, EOS], [BOS, 7, EOS], [BOS, -7, -8, -9, 10, -11, EOS])
 SPAN_OF_TARGET = {0: [{1}, {2}], 1: [], 2: [{1, 2, 3}, {4}]}
-"""Which targets of its rows are masks side by side."""
+"""For each row of ``BATCH``, the targets of each run of adjacent masks."""
 
 
 def make_graph(k: int = 3, boundary: str = "official") -> StateGraph:
@@ -73,7 +73,7 @@ def make_states(graph: StateGraph) -> Tensor:
 def learned_by_hand(
     module: nn.Module, state_BLD: Tensor, graph: StateGraph, b: int, v: int, after: list[int]
 ) -> Tensor:
-    """The (gated) mixture over some states, with the bonus for the clone of the same number."""
+    """Probabilities from v to ``after``; a bonus, if any, favours the clone of the same number."""
     x_LX, is_gated = state_BLD[b], isinstance(module, GatedTransition)
     if is_gated and module.place is not None:
         x_LX = torch.cat([x_LX, module.place.weight[graph.place_BL[b]]], dim=1)
@@ -90,7 +90,7 @@ def learned_by_hand(
 @BOUNDARIES
 @pytest.mark.parametrize(("transition", "sparse", "use_position"), LEARNED)
 def test_transition_equals_its_formula(transition, sparse, use_position, boundary):
-    """Row by row of E, over the successors that §4.2 and Appendix Q.3 allow."""
+    """E is compared row by row, over the successors that §4.2 and Appendix Q.3 allow."""
     graph = make_graph(boundary=boundary)
     state_BLD = make_states(graph).requires_grad_()
     module = make_module(transition, sparse, use_position)
@@ -106,7 +106,7 @@ def test_transition_equals_its_formula(transition, sparse, use_position, boundar
     assert torch.equal(is_edge_BLL, expected_BLL > 0)
     inputs = [state_BLD, *module.parameters()]
     expected = gradients(expected_BLL[is_edge_BLL].log(), inputs)
-    with torch.autograd.set_detect_anomaly(True):  # no nan on the way either
+    with torch.autograd.set_detect_anomaly(True):  # no step on the way may give nan
         assert_all_same(gradients(ours_BLL[is_edge_BLL], inputs), expected)
 
 
@@ -130,7 +130,7 @@ def make_emission(graph: StateGraph) -> Tensor:
 
 
 def fixed(name: str, graph: StateGraph, k: int) -> Tensor:
-    """log_transition_BLL of one of them."""
+    """log_transition_BLL of the fixed transitions of this name."""
     if name == "chains of a row":
         return parallel_chains(make_states(graph), graph)
     return make_module({"uniform": name}.get(name, "chains"), k=k)(make_states(graph), graph)
@@ -146,7 +146,7 @@ def test_fixed_transitions_are_mixtures_of_k_models_of_a_mask_a_row_or_a_span(
     log_emission_BML, log_transition_BLL = make_emission(graph), fixed(name, graph, k)
     ours_B = likelihood(log_emission_BML, log_transition_BLL, graph)
     for b, M in enumerate(graph.num_targets_B.tolist()):
-        # The first state stands for [BOS], the last for [EOS], k states for each mask.
+        # The first state is that of [BOS], the last that of [EOS], and each mask has k states.
         last, inner = int(graph.num_states_B[b]) - 1, range(1, M - 1)
         expected = log_emission_BML[b, 0, 0] + log_emission_BML[b, M - 1, last]
         groups = {"uniform": [[i] for i in inner], "chains of spans": SPAN_OF_TARGET[b]}
@@ -160,7 +160,7 @@ def test_fixed_transitions_are_mixtures_of_k_models_of_a_mask_a_row_or_a_span(
     assert_same(total_BL, is_edge_BLL.any(2).double(), 1e-12)
 
 
-# ---- spans of masks that touch ----
+# ---- spans of adjacent masks ----
 
 
 @BOUNDARIES
@@ -187,7 +187,7 @@ def test_edges_are_learned_within_a_span_and_shared_equally_elsewhere(use_positi
 
 
 def blended(chain_share: float, sparse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Blend, learned transitions and chains of one graph."""
+    """The blend, the learned transitions and the chains of a graph."""
     graph = make_graph()
     state_BLD = make_states(graph)
     learned_BLL = make_module("gated", sparse)(state_BLD, graph).detach().requires_grad_()
@@ -202,7 +202,7 @@ def test_blend_interpolates_probabilities(share, sparse):
     expected_BLL = (1 - share) * learned_BLL.exp() + share * chain_BLL.exp()
     assert_same(blended_BLL.exp(), expected_BLL)
     assert torch.equal(blended_BLL == -torch.inf, expected_BLL == 0)
-    # The gradient of the sum of the logs is finite, and the learned share of each edge.
+    # The gradient of the sum of the logs is finite, and equals the learned share of each edge.
     blended_BLL[blended_BLL != -torch.inf].sum().backward()
     expected = (1 - share) * learned_BLL.exp() / expected_BLL
     assert_same(learned_BLL.grad, expected.nan_to_num(nan=0.0))

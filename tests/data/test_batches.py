@@ -1,4 +1,4 @@
-"""Which rows a step has: every row once per epoch, by (seed, step) alone."""
+"""Which rows a step gets: every row once per epoch, determined by seed and step alone."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ VOCAB_SIZE = 5000
 
 
 def make_pack(path, lengths):
-    """Rows of the given lengths; the second token of a row is 10 + its number."""
+    """A pack of rows of the given lengths; the second token of a row is 10 + the row number."""
     rows = [
         [SPECIAL.bos, *[10 + n] * (lengths[n] - 2), SPECIAL.eos] for n in range(len(lengths))
     ]
@@ -58,7 +58,7 @@ def equal(first, second):
 
 
 def rows_of(batch):
-    """Which row each line of a batch is."""
+    """The row number of each line of a batch."""
     return (batch.token_ids_BN[:, 1] - 10).tolist()
 
 
@@ -88,7 +88,7 @@ def test_an_epoch_visits_every_row_once(lengths, batch_size, seed, epoch):
 
 @every_kind
 def test_every_row_comes_once_per_epoch_in_an_order_of_its_own(make, pack):
-    """No epoch of 23 rows ends at the end of a batch of five rows."""
+    """23 rows cannot be divided into batches of five, so batches extend across epochs."""
     orders = set()
     for seed in range(3):
         steps = [rows_and_epochs(make(pack, seed), step) for step in range(60)]
@@ -112,7 +112,7 @@ def test_a_batch_is_its_rows_masked_by_epochs_and_step_whatever_was_asked_before
 
 
 class Lengths:
-    """All that is asked of a pack."""
+    """A stand-in for a pack, with all that batches need of it."""
 
     lengths_R = np.random.default_rng(0).integers(5, 101, size=20_011)
 
@@ -125,13 +125,13 @@ def test_batches_hold_rows_of_similar_length_and_come_in_no_order_of_length(is_o
     if is_of_tokens:
         batches = TokenBatches(Lengths(), masker(), 4000, 1, seed=1)
         pieces = [batches.rows(part)[0] for part in range(len(batches.starts) - 1)]
-    else:  # two epochs, of which none ends with a batch
+    else:  # two epochs, which end inside a batch
         batches = TrainingBatches(Lengths(), masker(), 32, seed=1)
         pieces = [batches.rows(step)[0] for step in range(626, 1876)]
     padded = sum(len(piece) * Lengths.lengths_R[piece].max() for piece in pieces)
     real = sum(Lengths.lengths_R[piece].sum() for piece in pieces)
-    assert 1 - real / padded < 0.03  # a random order pads 0.4
-    # Sorted, training would see a curriculum.
+    assert 1 - real / padded < 0.03  # in a random order 0.4 is padding
+    # Batches sorted by length would be a curriculum.
     means = np.array([Lengths.lengths_R[piece].mean() for piece in pieces])
     assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.2
     assert abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.2
@@ -149,7 +149,7 @@ def masks_by_row(batches):
 def test_validation_takes_rows_from_all_over_once_each_with_masks_of_its_own(pack):
     all_rows = masks_by_row(validation_batches(pack, masker(), 1000, 23))
     assert sorted(all_rows) == list(range(23)) and all(all_rows.values())
-    if pack.row_length is not None:  # 2.4 masks, rounded for each row by itself
+    if pack.row_length is not None:  # 2.4 masks, rounded separately for each row
         assert {len(places) for places in all_rows.values()} == {2, 3}
     for asked, size in ((23, 4), (9, 4), (1, 6)):
         found = masks_by_row(validation_batches(pack, masker(), asked, size))
@@ -179,7 +179,7 @@ def test_micro_batches_keep_rows_and_lose_padding(ragged):
 
 
 def dealt(batches, step, world_size):
-    """Micro-batches of all processes, in their order."""
+    """Micro-batches of all processes, in the order in which the processes take turns."""
     of_rank = [batches.parts(step, rank, world_size) for rank in range(world_size)]
     assert len({len(parts) for parts in of_rank}) == 1
     return [part for parts in zip(*of_rank, strict=True) for part in parts]
@@ -234,7 +234,7 @@ def test_no_micro_batch_has_more_tokens_than_asked_and_none_could_take_another_r
         num_rows, longest = part.token_ids_BN.shape
         assert num_rows * longest <= num_tokens
         sizes.append((num_rows + 1) * longest > num_tokens)
-    assert sizes.count(False) <= 1  # the last of an epoch takes what is left
+    assert sizes.count(False) <= 1  # an epoch's last batch takes what is left
 
 
 def test_a_row_of_more_tokens_than_a_micro_batch_is_refused(ragged):

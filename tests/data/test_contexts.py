@@ -1,4 +1,4 @@
-"""The toy language over many contexts, against its own answers for one and whole enumeration.
+"""Entropies of many contexts, against the grammar's own for one, and against enumeration.
 
 Shapes: S sentences, N words, R masked words, V words of the language.
 """
@@ -20,7 +20,7 @@ TOWN = grammar("town")
 
 
 def everywhere(is_masked_N: np.ndarray) -> Contexts:
-    """Every sentence of the small language under one mask."""
+    """Every sentence of the small language, with the same places masked."""
     return Contexts(SMALL, SENTENCES, np.broadcast_to(is_masked_N, SENTENCES.shape))
 
 
@@ -92,7 +92,7 @@ def test_fillings_keep_the_visible_words_and_are_repeatable():
 
 
 def test_fillings_follow_the_joint_distribution():
-    # Four standard errors over 4,000 draws for every sentence that fits one context.
+    # Each sentence that fits the context has its share of the draws, within four standard errors.
     is_masked_N = np.array([True, False, True, False, True])
     context = SENTENCES[0]
     contexts = Contexts(SMALL, context[None], is_masked_N[None])

@@ -1,4 +1,4 @@
-"""Files from outside: read only if they are files, and one line for whatever is wrong with them."""
+"""Whatever goes wrong with a file, when it is read or written, is told in one line."""
 
 import csv
 import errno

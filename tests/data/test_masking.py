@@ -34,7 +34,7 @@ STRATEGIES = [
 WITH_COPIES = [
     (strategy, n) for strategy in STRATEGIES for n in (1, 3) if n == 1 or strategy != ("units",)
 ]
-# Figure 4: copies, mask ratio, share of tokens that lose every copy.
+# From Figure 4: copies, mask ratio, and share of tokens that lose every copy.
 FIGURE_4 = [
     (1, 0.0225, 0.0225), (1, 0.15, 0.15), (1, 0.387, 0.387), (1, 0.622, 0.622),
     (1, 0.789, 0.789), (2, 0.15, 0.0225), (2, 0.387, 0.15), (2, 0.622, 0.387),
@@ -54,7 +54,7 @@ def rows(num_rows: int, num_tokens: int, pad_to: int | None = None) -> Tensor:
 
 
 def masker_of(strategy: tuple, ratio: float, seed: int, num_copies: int = 1) -> Masker:
-    """A masker; its units are branches of four tokens."""
+    """A masker; for the strategy ``units``, units are branches of four tokens and single tokens."""
     units = None
     if strategy == ("units",):
         units = Units(lambda ids: "".join("(CC)C"[i % 5] for i in ids), 60, SPECIAL, True)
@@ -87,7 +87,7 @@ def test_noise_of_neighbouring_counters_is_independent(axis):
     right = noise.take(range(1, 20), axis).reshape(-1)
     product = ((left - 0.5) * (right - 0.5)).mean()
     assert within_four_sigma(product, 0, 1 / (144 * len(left)))
-    # Not only uncorrelated: the pairs fill the unit square evenly.
+    # The pairs are not only uncorrelated, they also fill the unit square evenly.
     cells = (left * 16).astype(int) * 16 + (right * 16).astype(int)
     count_K = np.bincount(cells, minlength=256)
     chi_square = ((count_K - len(left) / 256) ** 2 / (len(left) / 256)).sum()
@@ -104,7 +104,7 @@ def test_the_order_and_the_number_of_counters_matter():
 
 
 def test_the_number_of_masks_is_the_expected_one_rounded_alike_in_all_rows_of_a_step():
-    """Up or down at random; every row gets a mask if it can."""
+    """Rounding is up or down at random, but a row with tokens to hide gets at least one mask."""
     lengths_B, num_steps = torch.tensor([0, 1, 2, 7, 20, 30, 30, 50]), 1000
     for ratio in (0.15, 0.25):
         count_SB, other_SB = (
@@ -123,7 +123,8 @@ def test_the_number_of_masks_is_the_expected_one_rounded_alike_in_all_rows_of_a_
                 float(mean), float(expected), share * (1 - share) / num_steps
             )
     assert max(int(num_masks(0.999, torch.tensor([3]), 0, step)) for step in range(50)) <= 3
-    each_S = num_masks(0.15, lengths_B[5], 5, np.arange(num_steps))  # of a validation
+    # Validation passes one step for each row.
+    each_S = num_masks(0.15, lengths_B[5], 5, np.arange(num_steps))
     assert torch.equal(
         each_S,
         torch.stack([num_masks(0.15, lengths_B[5], 5, step) for step in range(num_steps)]),
@@ -135,7 +136,7 @@ def test_masks_hide_ordinary_tokens_alone(strategy, num_copies):
     token_ids_BN = rows(40, 20, pad_to=30)
     masker = masker_of(strategy, 0.6, 0, num_copies)
     masked_ids_BN, is_masked_BN, repeated_ids_BN = masker(token_ids_BN, *counters(40), step=0)
-    assert torch.equal(token_ids_BN, rows(40, 20, pad_to=30))  # not written to
+    assert torch.equal(token_ids_BN, rows(40, 20, pad_to=30))  # the input is unchanged
     assert masked_ids_BN.dtype == repeated_ids_BN.dtype == torch.int64
     assert is_masked_BN.dtype == torch.bool
     assert torch.equal(repeated_ids_BN, repeat_tokens(token_ids_BN, num_copies))
@@ -148,7 +149,7 @@ def test_masks_hide_ordinary_tokens_alone(strategy, num_copies):
 
 @given(st.data())
 def test_of_equal_noise_the_earlier_position_is_chosen(data):
-    """The choice is that of a stable order, whatever the counts of the rows."""
+    """The choice equals that of a stable sort by noise, whatever the counts of the rows."""
     B, N = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
     seed = data.draw(st.integers(0, 1000))
     noise_BN = torch.from_numpy(
@@ -251,14 +252,14 @@ def test_the_share_of_lost_tokens_is_that_of_figure_4(k, p, figure):
     is_masked_BN = masker(rows(400, 100), *counters(400), step=0).is_masked_BN
     is_masked_Nk = is_masked_BN[:, k:-k].reshape(N, k)
     lost = is_masked_Nk.all(dim=1).double().mean().item()
-    assert abs(p**k - figure) < 1e-3  # the figure's ratios are rounded themselves
+    assert abs(p**k - figure) < 1e-3  # ratios in the figure are rounded
     assert within_four_sigma(lost, p**k, p**k * (1 - p**k) / N)
     # The share of [MASK] in the input does not depend on k.
     share = is_masked_Nk.double().mean().item()
     assert within_four_sigma(share, p, p * (1 - p) / (N * k))
 
 
-# ---- slots and lengths ----
+# ---- slots ----
 
 
 def test_slots_are_masked_and_nothing_else():

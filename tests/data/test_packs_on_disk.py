@@ -1,4 +1,4 @@
-"""Packs give back what was packed, and tell when they do not; a corpus is whole or absent."""
+"""Packs return what was packed, or report damage; a corpus is either complete or absent."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def write(path, rows, row_length=None, vocab_size=1000):
 
 
 def unpacked(pack):
-    """All rows as lists."""
+    """All rows of a pack, as lists without padding."""
     rows = zip(pack.gather(range(len(pack))), pack.lengths_R, strict=True)
     return [row_N[:length].tolist() for row_N, length in rows]
 
@@ -43,7 +43,7 @@ DOCUMENTS = st.lists(st.lists(st.integers(6, 999), min_size=1, max_size=30), min
 
 
 def parts_of(documents, size):
-    """So many documents at a time."""
+    """Yield documents as ``Rows``, ``size`` of them at a time."""
     for start in range(0, len(documents), size):
         part = documents[start : start + size]
         lengths_D = np.array([len(d) for d in part], dtype=np.int64)
@@ -51,7 +51,7 @@ def parts_of(documents, size):
 
 
 def cut(make, documents, block_length, size):
-    """All tokens and lengths of the rows that come of documents, and what was counted."""
+    """All tokens and lengths of the rows that ``make`` cuts from documents, and its counts."""
     counts = Counter()
     rows = list(make(parts_of(documents, size), SPECIAL, block_length, counts))
     tokens = [token for part in rows for token in part.token_ids.tolist()]
@@ -126,7 +126,7 @@ def test_packs_of_equal_tokens_in_other_rows_differ(tmp_path):
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
-    """Two corpora, rows of one length and rows of different ones, and their files."""
+    """A folder of two corpora, with rows of equal and of different lengths, and their files."""
     folder = tmp_path_factory.mktemp("corpora")
     prepare_corpus(TOY, folder / "toy", 1)
     data = DataConfig(kind="smiles", max_documents=60)
@@ -140,7 +140,7 @@ def test_any_damage_to_any_file_is_told(corpora, data):
     folder, files = corpora
     path = data.draw(st.sampled_from(files))
     whole = path.read_bytes()
-    at = data.draw(st.integers(0, len(whole) - 2))  # a last end of line may go
+    at = data.draw(st.integers(0, len(whole) - 2))  # a final line break may be missing
     way = data.draw(st.sampled_from(["flip", "cut", "grow", "gone"]))
     content = {
         "flip": whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :],
@@ -231,7 +231,7 @@ def test_files_of_two_corpora_do_not_mix(tmp_path):
     told(lambda: open_corpus(tmp_path / "b", TOY), "tokenizer.json", "No such file")
 
 
-# ---- tokenizers given ----
+# ---- given tokenizers ----
 
 
 def test_a_given_tokenizer_is_used_as_it_is(tmp_path):
@@ -286,10 +286,10 @@ def test_a_split_parts_the_documents(hashes, share):
 def test_the_share_held_out_is_the_share_asked_for():
     hash_D = np.array([hash_of(str(n), 1) for n in range(1000)], dtype=np.uint64)
     assert (hash_D <= held_out_bound(hash_D, 0.05)).sum() == 50
-    # As ever: recorded runs and their weights hang on who is held out.
+    # This must never change: recorded runs and their weights depend on what is held out.
     bound = held_out_bound(hash_D[:40], 0.1)
     assert np.flatnonzero(hash_D[:40] <= bound).tolist() == [27, 30, 33, 37]
-    # The first buckets are a share of the documents, on either side.
+    # On each side of the split, documents are spread evenly over the buckets.
     side_D = hash_D <= held_out_bound(hash_D, 0.5)
     for is_held_out in (True, False):
         bucket_D = hash_D[side_D == is_held_out] % NUM_BUCKETS / NUM_BUCKETS

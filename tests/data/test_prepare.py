@@ -1,4 +1,4 @@
-"""``python -m exlm_mini.prepare``: the same packs however often it is stopped, and by how many."""
+"""``exlm_mini.prepare``: the same packs however often it is stopped, with any number of workers."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ def small_shards(monkeypatch):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Two files, one source."""
+    """Settings with two text files, which are one source."""
     folder = tmp_path_factory.mktemp("data")
     files = write_text(folder / "a.txt"), write_text(folder / "b.txt", 150, seed=1)
     return replace(TEXT, source=files)
@@ -52,14 +52,14 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(data, tmp_path_factory):
-    """A corpus of theirs, in shards of the usual size: one of each file."""
+    """A corpus of ``data``, made without a stop, in shards of the usual size: one per file."""
     corpus = prepare(data, tmp_path_factory.mktemp("undisturbed"))
     return contents(corpus.train.path.parent)
 
 
 @pytest.fixture
 def stopped_after(monkeypatch):
-    """Runs a function that is stopped before file number ``n`` gets its name; whether it was."""
+    """A function that interrupts another after ``n`` renamed files, and returns whether it did."""
 
     def run(n, function):
         left = iter(range(n))
@@ -78,7 +78,7 @@ def stopped_after(monkeypatch):
     return run
 
 
-# ---- stopping and going on ----
+# ---- stopping and resuming ----
 
 
 @pytest.mark.reliability
@@ -98,10 +98,10 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_bytes(
 
 @pytest.mark.parametrize("what", ["source", "given", "seed", "share", "vocabulary"])
 def test_a_shard_of_something_else_is_made_again(tmp_path, what, stopped_after):
-    """Stopped half way, then the file or a setting changes: as if begun anew."""
+    """A run is stopped and the file or a setting changes: the result must be that of a new run."""
     path, seed = tmp_path / "a.txt", 1
     data = replace(TEXT, source=(write_text(path),))
-    if what == "given":  # the tokenizer stays, whatever the file
+    if what == "given":  # the tokenizer stays the same, whatever the file
         train_byte_level_bpe(["a b", "c d"], 270).save(tmp_path / "tokenizer.json")
         data = replace(data, tokenizer=str(tmp_path / "tokenizer.json"))
     assert stopped_after(7, lambda: prepare(data, tmp_path / "c"))
@@ -120,7 +120,7 @@ def test_a_shard_of_something_else_is_made_again(tmp_path, what, stopped_after):
 @pytest.mark.reliability
 @pytest.mark.parametrize("room", [0, 100, 3_000, 12_000])
 def test_a_full_disk_loses_no_finished_shard(data, tmp_path, undisturbed, room):
-    """No file may grow beyond some size: the system says so as it does for a full disk."""
+    """A limit on the size of files imitates a full disk: the same call fails, with an OSError."""
     output, limits = tmp_path / "c", resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
@@ -145,12 +145,12 @@ def test_a_shard_holds_whole_documents_up_to_its_size(monkeypatch):
     assert list(cut) == [["ab", "cd"], ["e", "fghij"], ["klmn"]]
 
 
-# ---- workers, which molecules have ----
+# ---- workers, which only molecules use ----
 
 
 @pytest.fixture
 def molecules(tmp_path):
-    """Four hundred, and some to lose or to clean."""
+    """Settings for 404 molecules, of which some are rejected or can be cleaned."""
     pytest.importorskip("rdkit")
     from exlm_mini.data.molecules import embedded_molecules
 
@@ -270,7 +270,7 @@ def test_molecules_are_cleaned_and_losses_counted(molecules, tmp_path):
     assert not {".", "[Na+]", "[C@H]"} & set(tokens)
     limited = replace(molecules, source=molecules.source * 2, max_documents=500)
     prepare(limited, tmp_path / "e", report=lines.append)
-    assert any("read 500 documents" in line for line in lines)  # rejected ones too
+    assert any("read 500 documents" in line for line in lines)  # rejected ones count too
     strict = replace(molecules, max_rejected=0.001)
     line = told(
         lambda: prepare(strict, tmp_path / "d"), "a.smi", "rejects 2", "'nonsense", "0.50%"
@@ -297,7 +297,7 @@ def test_a_finished_corpus_is_opened_or_refused(data, tmp_path):
     with open(data.source[0], "a") as file:
         file.write("\none more")
     told(lambda: prepare(data, tmp_path / "c"), data.source[0], "has changed")
-    os.unlink(data.source[0])  # a source that is gone does no harm
+    os.unlink(data.source[0])  # a corpus does not need its source
     assert len(open_corpus(tmp_path / "c", TEXT).train) > 0
 
 

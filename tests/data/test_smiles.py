@@ -17,7 +17,7 @@ ALL = Cleaning(largest_fragment=True, strip_stereo=True, canonical=True)
 
 
 def cleaned(smiles, cleaning=ALL):
-    """The molecules that RDKit reads."""
+    """The cleaned molecules, without those that RDKit cannot read."""
     return [one for text in smiles if (one := clean(text, cleaning)) is not None]
 
 
@@ -29,7 +29,7 @@ def spellings(smiles, cleaning):
 
 
 def sheet(width, height):
-    """Six-membered rings side by side, written as one path through all rows."""
+    """SMILES of a sheet of six-membered rings, written as one path through all its rows."""
     place, marks = {}, {}
     for row in range(height):
         for column in range(width)[:: 1 if row % 2 == 0 else -1]:
@@ -62,7 +62,7 @@ def test_large_molecules_are_read():
     assert len(peptide) > 1340 and read_molecule(peptide) is not None
     assert read_molecule("C" * 2000) is not None and read_molecule("C" * 2001) is None
     assert read_molecule(sheet(8, 12)) is not None
-    assert read_molecule("[13CH2]" * 201) is not None  # what stands in brackets is no ring
+    assert read_molecule("[13CH2]" * 201) is not None  # digits in brackets close no ring
 
 
 @pytest.mark.parametrize("ring", ["C1CC1", "C%10CC%10", "C%(9)CC%(9)"])
@@ -73,7 +73,7 @@ def test_a_hundred_rings_are_read_and_no_more(ring):
 def test_the_embedded_molecules_are_real():
     molecules = list(embedded_molecules())
     assert 4_950 < len(cleaned(molecules, Cleaning())) < 5_000
-    assert all(text.split() == [text] for text in molecules)  # without their numbers
+    assert all(text.split() == [text] for text in molecules)  # no number follows
 
 
 def test_without_rdkit_no_corpus_of_molecules_is_begun(tmp_path, monkeypatch):

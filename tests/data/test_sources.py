@@ -1,4 +1,4 @@
-"""Every source is told by its fingerprint, read in units, and refused in one line."""
+"""Sources are identified by fingerprints, read in units, and refused in one line if invalid."""
 
 import gzip
 import lzma
@@ -31,7 +31,7 @@ def text(*words, **more):
 
 
 def opened(data):
-    """The one source of some settings, and all its documents."""
+    """The only source of some settings, and all its documents."""
     (source,) = open_sources(data)
     return source, [document for unit in source.units for document in unit.documents()]
 
@@ -86,7 +86,7 @@ def test_a_corpus_of_a_local_copy_that_has_changed_is_refused(hub_copy, tmp_path
     (hub_copy / ".cache").write_text("of a download")
     assert make().train.sha256 == first
     path = sorted(hub_copy.glob("[!.]*"))[0]
-    path.write_bytes(path.read_bytes().replace(b"row", b"log"))  # of the same size
+    path.write_bytes(path.read_bytes().replace(b"row", b"log"))  # the size stays the same
     told(make, path, "has changed since", "choose another directory")
 
 
@@ -140,7 +140,7 @@ def test_a_network_that_fails_is_told_in_one_line(monkeypatch):
 
         def shard(self, num_shards, index):
             yield {"text": "one"}
-            raise RuntimeError("reset\nby peer")  # as odd as those of the libraries
+            raise RuntimeError("reset\nby peer")  # libraries raise odd errors too
 
     monkeypatch.setattr(sources, "_stream", lambda *_: Stream())
     rows = sources._hub_documents(HubSet("x"), "a commit", "text", 0)

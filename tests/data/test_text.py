@@ -1,4 +1,4 @@
-"""One loader for every source; whatever is wrong with a file is told in one line."""
+"""One loader for every source; whatever is wrong with a file is reported in one line."""
 
 import gzip
 import lzma
@@ -190,7 +190,7 @@ def test_the_embedded_english_is_whole_and_without_repeats():
     prose = 'The "if" statement is used for conditional execution:'
     assert sum(prose in document for document in documents) == 1
     (document,) = (d for d in documents if d.startswith("Lambdas\n"))
-    assert "used to create anonymous functions." in document  # wrapped in the manual
+    assert "used to create anonymous functions." in document  # the manual breaks this line
     assert "\ndef <lambda>(parameters):\n    return expression\n" in document
 
 

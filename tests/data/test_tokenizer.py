@@ -1,4 +1,4 @@
-"""Ids and back without loss; a literal "[MASK]" in raw text is never a mask."""
+"""Encoding and decoding lose nothing; a literal "[MASK]" in raw text is never a mask."""
 
 import doctest
 import json
@@ -56,7 +56,7 @@ def test_raw_text_never_becomes_a_structural_token(tokenizer, literal):
 
 
 def test_a_word_of_any_length_is_learnt_from_in_time():
-    tokenizer = train_byte_level_bpe(["ab" * 1_000_000], 300)  # as one word: hours
+    tokenizer = train_byte_level_bpe(["ab" * 1_000_000], 300)  # as one word it would take hours
     ids = tokenizer.encode("ab" * 1024)
     assert len(ids) < 100 and tokenizer.decode(ids) == "ab" * 1024
 
@@ -68,7 +68,7 @@ def test_bytes_and_special_tokens_must_fit():
     assert train_byte_level_bpe(["abab abab"], 5).vocab_size == 262
 
 
-# ---- masks asked for ----
+# ---- requested masks ----
 
 
 def test_a_mask_asked_for_is_a_mask():
@@ -77,7 +77,7 @@ def test_a_mask_asked_for_is_a_mask():
     assert ids.count(mask) == 3
     want = [*BPE.encode("The"), mask, *BPE.encode(" looked at"), mask, mask]
     assert ids == [*want, *BPE.encode(" sea.")]
-    # No other token can be asked for.
+    # No other special token can be requested.
     ids = BPE.encode_with_masks("[PAD] [MASK] [EOS]")
     assert set(ids) & set(BPE.special_ids) == {mask}
     assert WORDS.encode_with_masks("the [MASK] sat") == [6, 5, 8]
@@ -176,7 +176,7 @@ def test_foreign_ids_are_looked_up_by_name(tmp_path):
     inner.save(str(tmp_path / "foreign.json"))
     tokenizer = Tokenizer.load(tmp_path / "foreign.json")
     assert tokenizer.special_ids == SpecialIds(6, 5, 4, 3, 2, 1)
-    assert tokenizer.encode("hello [MASK] hello") == [0, 3, 0]  # neither cut to 1 nor padded
+    assert tokenizer.encode("hello [MASK] hello") == [0, 3, 0]  # neither truncated nor padded
     assert tokenizer.vocab_size == 21
     assert tokenizer.encode_with_masks("hello [MASK]") == [0, 1]
 

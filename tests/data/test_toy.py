@@ -22,7 +22,7 @@ def bits(distribution) -> float:
 
 
 def test_the_whole_language_has_probability_one():
-    assert SMALL.slots == (0, 2, 4)  # a free word is none, though its words differ in weight
+    assert SMALL.slots == (0, 2, 4)  # a free word is no slot, even with unequal weights
     assert math.isclose(PROBABILITY.sum(), 1)
     np.testing.assert_allclose(np.exp(log_probability(SMALL, SENTENCES)), PROBABILITY)
 

@@ -15,7 +15,7 @@ lmdb = pytest.importorskip("lmdb")
 
 
 def entry(smiles):
-    """As Uni-Mol stores a molecule."""
+    """A molecule as Uni-Mol stores it."""
     return {
         "smi": smiles,
         "atoms": ["C", "O"],
@@ -27,7 +27,7 @@ def entry(smiles):
 
 
 class Runs:
-    """Pickled, it makes a call when it is loaded."""
+    """An object whose pickle calls a function when it is loaded."""
 
     def __init__(self, function, *arguments):
         self.call = (function, arguments)
@@ -54,7 +54,7 @@ def test_a_molecule_of_rdkit_is_passed_over():
 
 
 def hostile(mark):
-    """Pickles that leave a file behind when they run."""
+    """Hostile pickles; most of them would create the file ``mark`` if they were run."""
     open_it = f"__import__('pathlib').Path({str(mark)!r}).write_text('run')"
     values = [
         Runs(os.system, f"touch {mark}"),
@@ -63,7 +63,7 @@ def hostile(mark):
     ]
     return [
         *(pickle.dumps({"smi": value}, protocol=p) for value in values for p in (2, 4, 5)),
-        # A dotted name, and the way through a nested pickle.
+        # A dotted name, and a nested pickle.
         b"\x80\x04\x8c\x05numpy\x8c\x0ef2py.os.system\x93\x8c\x05touch\x85R.",
         b"cpickle\nloads\n(S'x'\ntR.",
         b"\x80\x02\x82\x01.",  # a code of the extension registry
@@ -93,5 +93,5 @@ def test_molecules_of_an_lmdb_come_in_its_order_or_are_told(tmp_path):
     )
     (tmp_path / "c.lmdb").write_bytes(b"no database" * 1000)
     told(lambda: read(tmp_path / "c.lmdb"), "c.lmdb", "cannot read")
-    (tmp_path / "d.lmdb").write_bytes(path.read_bytes()[:8192])  # the process must not die
+    (tmp_path / "d.lmdb").write_bytes(path.read_bytes()[:8192])  # must not crash the process
     told(lambda: read(tmp_path / "d.lmdb"), "d.lmdb", "truncated")

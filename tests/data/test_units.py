@@ -1,4 +1,4 @@
-"""Units: by hand, against RDKit, and the law by which they are hidden.
+"""Units against lists by hand and against RDKit, and the order in which they are hidden.
 
 Shapes: B rows, N tokens of a row.
 """
@@ -22,7 +22,7 @@ from exlm_mini.data.units import Units, _in_text
 
 SPECIAL = SpecialIds()
 
-# Molecules, and what their units of several symbols hide.
+# Each line: a molecule, and the symbols of each of its units of more than one symbol.
 MOLECULES = """
 CCO |
 CC(C)(C)O | (C) (C)
@@ -67,7 +67,7 @@ def characters() -> Tokenizer:
 
 
 def texts(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
-    """What the units of several tokens hide, sorted; each token in none of them is a unit."""
+    """Sorted texts of the units of several tokens; every other token must be a unit by itself."""
     units = Units.of(tokenizer)(token_ids, len(token_ids))
     several = [unit for unit in units if len(unit) > 1]
     others = set(range(len(token_ids))).difference(*several)
@@ -139,12 +139,12 @@ SENTENCE = "Marta told Rex of Zoë. Rex, unbelievable! The dog barks; The end, t
 
 
 def byte_level() -> Tokenizer:
-    """Pieces of words, and ë in two bytes."""
+    """A tokenizer whose tokens are pieces of words; it splits ë into two bytes."""
     return train_byte_level_bpe(["Marta Marta Marta told the told the"], 300)
 
 
 def metaspace() -> Tokenizer:
-    """As T5 and Llama mark blanks; letters are tokens."""
+    """A tokenizer that marks spaces as T5 and Llama do; most of its tokens are letters."""
     letters = [*SPECIAL_TOKENS, *dict.fromkeys("▁" + SENTENCE.replace(" ", "▁"))]
     merges = [("▁", "t"), ("▁", "R"), ("▁R", "e"), ("▁Re", "x"), ("R", "e")]
     words = letters + ["".join(pair) for pair in merges]
@@ -156,7 +156,7 @@ def metaspace() -> Tokenizer:
 
 
 def word_pieces() -> Tokenizer:
-    """As BERT marks what goes on."""
+    """A tokenizer that marks the continuation of a word as BERT does."""
     letters = dict.fromkeys(SENTENCE.replace(" ", ""))
     words = [*SPECIAL_TOKENS, "Rex", "The", "the", "I", *(f"##{letter}" for letter in letters)]
     words += [letter for letter in letters if letter != "I"]
@@ -171,11 +171,11 @@ def word_pieces() -> Tokenizer:
 
 
 def words_of_units(tokenizer: Tokenizer) -> list[str]:
-    """What the units of several tokens in the sentence hide, read off the offsets."""
+    """Texts of the units of several tokens in ``SENTENCE``, read off the token offsets."""
     encoded = tokenizer._inner.encode(SENTENCE, add_special_tokens=False)
     found = []
     for unit in Units.of(tokenizer)(encoded.ids, 99):
-        # Each byte of an ë spans the whole of it.
+        # The offsets of each byte of an ë span the whole letter.
         places = dict.fromkeys(encoded.offsets[n] for n in unit)
         if len(unit) > 1:
             found.append("".join(SENTENCE[start:end] for start, end in places).replace(" ", ""))
@@ -187,7 +187,7 @@ def test_words_of_several_tokens_and_repeated_names_are_units(make):
     found = words_of_units(make())
     whole = {"unbelievable", "Zoë", "dog", "barks", "end", "marta"}
     assert whole <= set(found)
-    # Twice capitalised, but never a name: The (also in small letters) and I (one letter).
+    # Capitalised twice but not names: The (also occurs in lower case) and I (a single letter).
     assert [word for word in found if word not in SENTENCE] == ["RexRex"]
 
 

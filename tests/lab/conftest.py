@@ -1,4 +1,4 @@
-"""Runs to go on from, pre-trained once for all tests of the lab."""
+"""Runs for the lab's tests to start from, pre-trained once per session."""
 
 import pytest
 from tiny_runs import tiny_run
@@ -17,5 +17,5 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def pretrained(runs):
-    """The model of molecules."""
+    """The model that is pre-trained on molecules."""
     return load(runs / "smiles", print)

@@ -1,4 +1,4 @@
-"""The benchmark command and what it measures with; no test asks how long something took.
+"""The benchmark command and its measuring tools; no test depends on how long anything takes.
 
 Shapes: B rows, M targets, L states.
 """
@@ -46,7 +46,7 @@ def working() -> set[str]:
 
 
 def records_of(path: Path, *argv: str) -> list[dict]:
-    """What a benchmark writes to ``path / "bench.json"``."""
+    """Run a benchmark and return the records that it writes to ``path / "bench.json"``."""
     output = path / "bench.json"
     assert bench.main([*argv, "--output", str(output)]) == 0
     return json.loads(output.read_text())
@@ -210,7 +210,7 @@ def test_a_node_of_the_backward_pass_belongs_to_the_part_that_made_it():
         event("aten::mul", 900, encoder, 0),
         event("aten::detach", 50, encoder, 1),
     ]
-    events += [event("aten::gather", 400, None, 1)]  # the detached one made no node of number 1
+    events += [event("aten::gather", 400, None, 1)]  # detach made no node: 1 is gather's
     head = event("head", 3000)
     events += [head, event("aten::linear", 2000, head, 2), event("aten::mm", 1900, head, 2)]
     backward = {2: 5000, 1: 700, 0: 2500, -1: 100}
@@ -233,7 +233,7 @@ def test_calls_are_timed_in_turn_after_one_run_each_to_warm_up():
 
 
 def test_peak_memory_is_what_is_alive_at_one_time_to_the_byte():
-    before = torch.ones(1000, 1000)  # does not count
+    before = torch.ones(1000, 1000)  # was there before, so it does not count
     x = torch.ones(1000, requires_grad=True)
 
     def two_alive_then_one() -> None:
@@ -266,13 +266,13 @@ def git(*words: str) -> subprocess.CompletedProcess:
 
 def test_the_recorded_benchmark_is_of_the_kernels_of_today():
     if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
-        pytest.skip("without the whole history no commit is known to be the older one")
+        pytest.skip("a shallow clone cannot tell which commit is older")
     files = ("cuda/*.h", "cuda/*.cpp", "cuda/*.cu")
     kernels = git("log", "-1", "--format=%H", "--", *files).stdout.strip()
     records = json.loads((ROOT / "book" / "results" / "bench-dag.json").read_text())
     (commit,) = {record["machine"]["commit"] for record in records}
     is_newer = git("merge-base", "--is-ancestor", kernels, commit).returncode == 0
     assert is_newer, (
-        f"{commit} is older than the kernels of {kernels}, or no commit: run the command of "
-        "chapter 11 again, from a checkout without changes"
+        f"the benchmark was recorded at {commit}, which is unknown or older than the last change "
+        f"of the kernels, {kernels}: rerun the command in chapter 11 from a clean checkout"
     )

@@ -1,4 +1,4 @@
-"""The defaults of fine-tuning are what the recorded search of them says."""
+"""The defaults of fine-tuning are the best settings of the recorded search."""
 
 import json
 import statistics

@@ -27,7 +27,7 @@ ONE = ["--train.epochs", "1", "--seeds", "1", "--device", "cpu"]
 
 @pytest.fixture(scope="module")
 def rte(tmp_path_factory):
-    """GLUE's RTE in two rows."""
+    """A GLUE folder whose RTE has two rows."""
     return write_task(tmp_path_factory.mktemp("glue"), "rte").parent
 
 
@@ -39,12 +39,12 @@ def molecules(tmp_path_factory):
 
 
 def words(*argv):
-    """What a command line passes on."""
+    """The arguments as strings, as a command line passes them."""
     return [str(word) for word in argv]
 
 
 def done(argv, output):
-    """What a command left in ``results.json``."""
+    """Run the command and return the ``results.json`` that it writes."""
     assert main(words(*argv, "--output", output)) == 0
     return json.loads((output / "results.json").read_text())
 
@@ -63,7 +63,7 @@ def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys, m
     assert "bbbp: sizes [32, 4, 4]" in planned
     why = "RDKit cannot read 'C1CC' as a molecule"
     assert f'bbbp: rejected [{{"row": 40, "why": "{why}"}}]' in planned
-    # Two runs of two steps of 10 s, and after 32 rows 4 are judged, each for a third as long.
+    # Two runs of two steps, 10 s each; per 32 rows, 4 are scored, each in a third of the time.
     assert planned[0].endswith("2 run(s) of 2 steps, about 42 s on cpu")
     assert not output.exists()
     results = done(argv, output)
@@ -78,7 +78,7 @@ def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys, m
     assert record["made_with"]["torch"] and record["made_with"]["commit"]
     assert results["checkpoint"]["sha256"] == load(runs / "smiles", print).sha256
     assert not list(output.rglob("step-*")), "checkpoints of finished runs are deleted"
-    # As if it had been killed between the record of its run and what it removes then.
+    # As if the command had been killed after recording its run but before removing its files.
     (path,) = (output / "cells").rglob("seed-1.json")
     left = output / "running" / path.relative_to(output / "cells")
     (left.with_suffix("") / "checkpoints").mkdir(parents=True)
@@ -88,7 +88,7 @@ def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys, m
     assert not (output / "running").exists()
     other = words(*argv, "--output", output, "--train.epochs", "3")
     fails(capsys, main, *other, parts=[output / "bbbp", "another run, bbbp/lr0.002-b32-e2"])
-    # Of another command, and of another model.
+    # Results of another command are kept, those of another model are not.
     for sha256, tasks in ((results["checkpoint"]["sha256"], {"bace", "bbbp"}), ("0", {"bbbp"})):
         kept = {"checkpoint": {"sha256": sha256}, "tasks": {"bace": record}}
         write_json(output / "results.json", kept)
@@ -116,7 +116,7 @@ def test_a_grid_searches_with_one_seed_and_reports_all(runs, rte, tmp_path, caps
     )
     argv = ["--task", "rte", "--checkpoint", runs / "text", "--data", rte, "--grid"]
     assert main(words(*argv, "--recipe", "table-11", "--dry-run")) == 0
-    # 64 settings with the first seed, then four more seeds of the best; two rows.
+    # 64 settings with the first seed, then the best one with four more; RTE has two rows.
     assert "64 setting(s), 5 seed(s), 68 run(s) of 2 to 10 steps" in capsys.readouterr().out
     record = done([*argv, "--recipe", recipe], out)["tasks"]["rte"]
     assert record["seeds"] == [3, 4, 5] and record["report"] == "median"
@@ -237,7 +237,7 @@ def test_a_task_has_the_name_of_its_table(name, task):
 
 
 def paragraph(number):
-    """A paragraph of several windows, a question with an answer in it and one without."""
+    """A paragraph of several windows, with one question that it answers and one it does not."""
     context = f"{'This list is long. ' * 12}The answer is number {number}. {'It ends. ' * 10}"
     answer = f"number {number}"
     start = context.index(answer)
@@ -270,7 +270,7 @@ def test_perfect_scores_give_perfect_answers(runs, tmp_path):
 
 
 def without_letters(pretrained, letters):
-    """The same model with a vocabulary of text that lacks some letters."""
+    """The same model with a vocabulary of characters that lacks ``letters``."""
     alphabet = [c for c in map(chr, range(32, 127)) if c not in letters]
     vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
     model = tokenizers.models.BPE(vocabulary, [], unk_token="[UNK]")

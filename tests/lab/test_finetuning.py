@@ -1,4 +1,4 @@
-"""Fine-tuning: the released head's numbers, what is learnt, chosen and kept, stops, mistakes."""
+"""Fine-tuning: agreement with the released head, learning, model selection, stops and errors."""
 
 import dataclasses
 import itertools
@@ -42,7 +42,7 @@ OURS = {
 @pytest.mark.parametrize("path", golden_files("finetune*.npz"))
 def test_scores_loss_and_gradients_equal_the_released_ones(path):
     golden = Golden(path)
-    # Taken out, for the pre-trained model has no such parameters.
+    # The head's arrays are taken out: the pre-trained model has no such parameters.
     head = {name: golden.arrays.pop(f"param/{HEAD}{theirs}") for name, theirs in OURS.items()}
     exlm = golden.load(ExLM, golden.config)
     config = hf.ExLMConfig(
@@ -56,7 +56,7 @@ def test_scores_loss_and_gradients_equal_the_released_ones(path):
     model.heads.load_state_dict(head)
     output = model(golden["src_tokens"].long(), labels=golden["target"].long())
     assert_close(output.logits, golden["logits"], "scores")
-    loss = output.loss * len(output.logits)  # theirs is a sum
+    loss = output.loss * len(output.logits)  # the released loss is a sum
     assert_close(loss, golden["loss"], "loss")
     loss.backward()
     expected = golden.group("grad/")
@@ -69,7 +69,7 @@ def test_scores_loss_and_gradients_equal_the_released_ones(path):
     )
     for name, gradient in encoder.items():
         assert_close(exlm.get_parameter(name).grad, gradient, name, floor=floor)
-    # What is not used downstream has no gradient there either.
+    # In the released code, too, parameters that are not used downstream have no gradient.
     assert expected and all(not gradient.any() for gradient in expected.values())
 
 
@@ -90,7 +90,7 @@ def tuned(pretrained, problem, directory, config=CONFIG, seed=1, **watchers):
 
 
 def trainer_of(pretrained, problem, config, seed, directory):
-    """The trainer of transformers, before its first step."""
+    """A trainer of transformers that has not made a step yet."""
     model = model_for(pretrained, problem, config, seed)
     watcher = Watcher(print, lambda: False, lambda: 0.0)
     pad, device = pretrained.tokenizer.special_ids.pad, torch.device("cpu")
@@ -98,7 +98,7 @@ def trainer_of(pretrained, problem, config, seed, directory):
 
 
 def stop_after(step, pretrained, problem, directory):
-    """Begin a run and stop it after so many steps."""
+    """Start a run and stop it after ``step`` steps."""
     steps = itertools.count(1)
     with pytest.raises(StoppedError):
         tuned(pretrained, problem, directory, should_stop=lambda: next(steps) == step)
@@ -143,7 +143,7 @@ def test_scores_stand_in_the_order_of_the_rows(pretrained, problem, tmp_path):
     part, scores = problem.parts["test"], []
     run.model.eval()
     with torch.no_grad():
-        for row in part.rows:  # one by one
+        for row in part.rows:  # one at a time, without padding
             scores.append(run.model(torch.from_numpy(row).long()[None]).logits[0].numpy())
     assert part.judge(scores) == run.metrics["test"]
 
@@ -248,7 +248,7 @@ def test_missing_labels_do_not_count_in_the_loss():
 
 @pytest.mark.parametrize("kind", ["labels", "classes"])
 def test_micro_batches_add_up_to_the_whole_batch(kind, pretrained, tmp_path):
-    """Also in the last step of an epoch, of five rows."""
+    """This includes the last step of an epoch, which has only five rows."""
     metric = {"labels": "roc_auc", "classes": "accuracy"}[kind]
     task = Task("which", kind, ("odd", "long"), metric, "smiles")
     labels = np.array([[n % 2, n > 5] for n in range(13)], dtype=float)
@@ -307,7 +307,7 @@ def test_numbers_are_trained_standardised_and_given_back_in_their_units(pretrain
 def test_a_run_without_progress_is_ended_and_keeps_its_first_weights(
     pretrained, problem, tmp_path, after
 ):
-    # So large a step ends in one class for all rows.
+    # With so large a learning rate the model predicts one class for all rows.
     config = replace(CONFIG, epochs=9, patience=2, learning_rate=0.3, warmup_share=0.0)
     steps = itertools.count(1)
     try:

@@ -1,4 +1,4 @@
-"""Frozen features: scaffolds stay on one side, and a linear map finds what is there."""
+"""Frozen features: both sides share no scaffold; ridge regression reads what states hold."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_no_more_molecules_than_asked_for_are_drawn_by_the_toss_of_a_coin(
 )
 def test_features_are_the_mean_states_of_the_symbols_alone(kind, expand_at, num_copies, corpus):
     model = kind(replace(SMALL, expand_at=expand_at), corpus.train.vocab_size).eval()
-    model.encoder.final_norm = nn.Identity()  # what comes out is then the last layer
+    model.encoder.final_norm = nn.Identity()  # so that the last layer comes out
     pack = corpus.validation
     padded = zip(pack.gather(range(3)), pack.lengths_R, strict=False)
     rows = [row_N[:length].numpy() for row_N, length in padded]
@@ -99,7 +99,7 @@ def test_features_are_the_mean_states_of_the_symbols_alone(kind, expand_at, num_
 
 
 def test_ridge_regression_shrinks_by_its_penalty(monkeypatch):
-    # One feature of variance 1 that is the quantity: its weight is 1 / (1 + penalty).
+    # The only feature tells the quantity exactly; at variance 1 its weight is 1 / (1 + penalty).
     x_R1 = np.random.default_rng(0).normal(size=(50, 1))
     twice_RC = np.tile(x_R1, (2, len(QUANTITIES))) * np.arange(1, 6) + 7
     known = frozen.Molecules(np.arange(100), np.arange(100) >= 50, twice_RC)

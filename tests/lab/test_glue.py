@@ -1,4 +1,4 @@
-"""Every GLUE task is read as the hub lays it out; what is wrong with a file is said in one line."""
+"""Every GLUE task is read in the hub's layout; errors in a file are reported in one line."""
 
 import numpy as np
 import pytest

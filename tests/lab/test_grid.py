@@ -1,4 +1,4 @@
-"""Recipes of settings, the ledger of finished runs, and what is reported of them."""
+"""Recipes of settings, the ledger of finished runs, and the reports about these runs."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ TASK = Task("which", "classes", ("no", "yes"), "accuracy", "smiles")
     [("table-6", "mean", 3), ("table-8", "mean", 3), ("table-11", "median", 5)],
 )
 def test_recipes_have_the_seeds_and_the_rule_of_the_paper(name, report, num_seeds):
-    """What they say of each task, ``test_settings_arrive`` compares with the tables."""
+    """``test_settings_arrive`` compares their settings for each task with the paper's tables."""
     recipe = load_recipe(f"finetune/{name}", TUNING)
     assert (recipe.report, recipe.seeds) == (report, tuple(range(1, num_seeds + 1)))
 
@@ -111,7 +111,7 @@ def test_the_paper_stands_beside_our_numbers():
     }
     rte = paper_numbers(PAPER_TABLES["table-6"], "rte")
     assert rte["Table 2"]["ExLM"] == rte["Table 4"]["15%, ExLM k=4"] == 57.6
-    # The same run in two of the paper's places.
+    # The paper prints the same run in two places.
     for task in ("qnli", "qqp", "rte"):
         printed = paper_numbers(PAPER_TABLES["table-6"], task)
         assert printed["Figure 8"]["p=15%, k=1"] == printed["Table 2"]["Vanilla MLM"]
@@ -149,7 +149,7 @@ SPANS = {"validation": {"best_f1": 0.6, "best_exact": 0.55}}
     ],
 )  # fmt: skip
 def test_a_row_stands_beside_those_of_the_paper(task, recipe, scores, rows):
-    """A column without a number is left out."""
+    """A column of the paper without any number is left out."""
     metric, *_ = scores["validation"]
     reached = result([cell(1e-5, 1, 0.5) | {"metrics": scores}])
     reached = reached._replace(task=TASK._replace(name=task, metric=metric))

@@ -1,4 +1,4 @@
-"""Rows of downstream examples: framing, cutting, batches."""
+"""Rows of downstream examples: special tokens, truncation and batches."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ WORDS = word_level(["a", "b", "c", "d"])
 
 
 def run(max_positions, num_copies=1, boundary_copies=1):
-    """Settings with so many positions."""
+    """Settings of a pre-training run with these sizes."""
     objective = "exlm" if num_copies == 1 else "repeated-mlm"
     model = ModelConfig(max_positions=max_positions, states_per_mask=boundary_copies)
     masking = MaskingConfig(strategy="bernoulli", num_copies=num_copies)

@@ -1,4 +1,4 @@
-"""What sweeps record: exact for models that know the language, and the same as validation's.
+"""The measures of sweeps are exact for models that know the language, and equal validation's.
 
 Shapes: B rows, L states, D width, V vocabulary.
 """
@@ -51,7 +51,7 @@ TEXT = replace(
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
-    """A corpus of each kind of data, prepared once."""
+    """A prepared corpus of each kind of data, by grammar or kind."""
     return {
         config.data.grammar if config.data.kind == "toy" else config.data.kind: prepare_corpus(
             config.data, tmp_path_factory.mktemp(f"data{i}"), config.seed
@@ -65,7 +65,7 @@ def untrained(config: RunConfig, corpus) -> MaskedLM | ExLM:
 
 
 class Believer(MaskedLM):
-    """Takes ``pairs`` to be in its first mood, each copy with a probability of its own."""
+    """Ignores its input: in ``pairs``, each copy has a fixed probability of the first mood."""
 
     beliefs: tuple[float, ...]
 
@@ -78,13 +78,13 @@ class Believer(MaskedLM):
 
 
 def in_mood(mood_SZ, place_S):
-    """P(word at a place of ``pairs``) for a distribution of the mood, (S, W)."""
+    """P(word) at places of ``pairs``, (S, W), for a distribution over moods at each, (S, Z)."""
     table_NZV = np.stack(grammar("pairs").word_probability_NZV)
     return np.einsum("sz,szv->sv", mood_SZ, table_NZV[place_S])
 
 
 class Words(torch.nn.Module):
-    """An encoder whose states are the words, if each stands there as often as it should."""
+    """An encoder with one-hot words as states; zero for a copy that differs from the first."""
 
     def __init__(self, vocab_size, num_copies=1):
         super().__init__()
@@ -97,7 +97,7 @@ class Words(torch.nn.Module):
 
 
 class Moods(ExLM):
-    """Knows ``pairs``: each clone holds one mood, and stays with it from slot to slot."""
+    """Knows ``pairs``: each clone holds one mood, and edges join clones of the same mood."""
 
     def forward(self, masked_ids_BN, is_masked_BN, token_ids_BN, chain_share=0.0):
         _, graph = self.encode(masked_ids_BN, is_masked_BN, token_ids_BN)
@@ -142,7 +142,7 @@ def test_every_number_of_a_model_that_reads_nothing_is_known(corpora, beliefs):
     word_BN = (batch.token_ids_BN[:, ::k] - 6)[:, 1:-1].numpy()
     slots = list(language.slots)
     first = [language.words.index(language.positions[n].choices["happy",]) for n in slots]
-    # A slot that can be seen tells the mood.
+    # A visible slot reveals the mood.
     is_hidden_B = is_lost_BN[:, slots].all(axis=1)
     first_B = np.where(is_hidden_B, 0.5, (word_BN[:, slots] == first)[:, 0])
     row_R, place_R = is_lost_BN.nonzero()
@@ -200,7 +200,7 @@ def test_links_win_nothing_where_one_state_per_mask_leaves_one_path_of_the_right
     config = replace(TEXT, objective="exlm", model=replace(SMALL, states_per_mask=1))
     found = measure(untrained(config, corpora["text"]), config, corpora["text"], num_rows=4)
     assert found["dependence_bits"] == pytest.approx(0, abs=1e-5)
-    assert found["linked_bits"] < -0.1  # probability of other lengths
+    assert found["linked_bits"] < -0.1  # some probability goes to other lengths
 
 
 def test_clones_that_hold_one_mood_each_capture_everything(corpora):
@@ -208,7 +208,7 @@ def test_clones_that_hold_one_mood_each_capture_everything(corpora):
     model = Moods(SMALL, corpus.train.vocab_size)
     model.encoder = Words(corpus.train.vocab_size)
     found = measure(model, PAIRS, corpus, num_rows=64)
-    # Over the data each mood is met about half of the time.
+    # Each mood occurs in about half of the rows.
     assert 1.9 < found["clones_used"] <= 2
     ones = {
         "bits_per_row", "joint_bits_per_row", "captured_bits", "linked_bits", "dependence_bits",

@@ -1,4 +1,4 @@
-"""Each metric agrees with its definition, and what cannot be scored is said."""
+"""Each metric agrees with its definition, and what cannot be scored is left out."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,8 @@ def test_missing_labels_are_left_out_and_one_class_tasks_skipped():
     labels = np.array([[1, 1, nan], [0, 1, nan], [nan, 1, 0], [1, 1, 1], [0, nan, 1]])
     scores = np.array([[3.0, 0, 9], [1, 0, 9], [9, 0, 2], [0, 0, 1], [2, 0, 3]])
     out = metrics.evaluate(MANY, scores, labels)
-    # first: yes {3, 0} against no {1, 2}: 2 of 4; second: all yes; third: yes {1, 3}, no {2}
+    # Scores of yes beat those of no in 2 of 4 pairs in the first column (3, 0 against 1, 2) and
+    # in 1 of 2 in the third (1, 3 against 2); in the second every answer is yes.
     assert out == {"roc_auc": pytest.approx((0.5 + 0.5) / 2), "num_tasks": 2.0}
 
 
@@ -94,12 +95,12 @@ def test_numbers_and_yes_no_answers_are_scored_each_by_its_own_measure():
     scores = np.array([[1.0, -1.0], [2.0, 2.0], [6.0, 9.0], [9.0, -2.0]])
     out = metrics.evaluate(MIXED, scores, labels)
     first = metrics.evaluate(NUMBER, scores[:, :1], labels[:, :1])
-    # yes {2, -2} against no {-1}: 1 of 2
+    # scores 2, -2 of yes beat -1 of no in 1 of 2 pairs
     assert out == {
         "rmse logS": first["rmse"], "r2 logS": first["r2"], "roc_auc toxic": 0.5,
         "score": pytest.approx((first["r2"] + 0.5) / 2),
     }  # fmt: skip
-    labels[0, 1] = 1.0  # yes alone has no curve
+    labels[0, 1] = 1.0  # with yes alone there is no ROC curve
     del out["roc_auc toxic"]
     assert metrics.evaluate(MIXED, scores, labels) == out | {"score": first["r2"]}
 

@@ -1,4 +1,4 @@
-"""MoleculeNet: files as published, splits that say what they are, real sets with their counts."""
+"""MoleculeNet: reading the published files, splits and their notes, counts of the real sets."""
 
 import json
 
@@ -27,7 +27,7 @@ def load(name, data=None, how=RANDOM, *cleaning):
 
 
 def bace(folder, rows=None, header="smiles,Class", name="bace.csv"):
-    """A small BACE; every second molecule binds."""
+    """Write a small BACE file, in which every second molecule binds, and return its path."""
     rows = [f"{s},{i % 2}" for i, s in enumerate(MOLECULES)] if rows is None else rows
     path = folder / name
     path.write_text("\n".join([header, *rows]) + "\n")
@@ -35,7 +35,7 @@ def bace(folder, rows=None, header="smiles,Class", name="bace.csv"):
 
 
 def answers_of(name, data=None):
-    """labels_RC of a set, missing ones nan."""
+    """The labels of a data set, (R, C), with nan for missing ones."""
     source, parts, task = read(name, data)
     return encode([(source, 0)], parts["train"][[*task.targets]].to_numpy(object), task)[1]
 
@@ -59,7 +59,7 @@ def test_a_set_is_split_and_labelled(tmp_path):
     ("name", "header", "row", "labels"),
     [
         ("bace", "mol,CID,Class,Model,pIC50,MW", "CCO,BACE_1,1,Train,9.1,431.5", ["Class"]),
-        ("bace", "name,name,class,mol", "a,b,1,CCO", ["Class"]),  # twice, and not of use
+        ("bace", "name,name,class,mol", "a,b,1,CCO", ["Class"]),  # a name twice, but not needed
         ("bace", "SMILES,label", "CCO,1", ["label"]),
         ("bbbp", "num,name,p_np,smiles", '1,"Propanolol, a salt",1,CCO', ["p_np"]),
         ("clintox", "SMILES,FDA_APPROVED,CT_TOX", "CCO,1,", ["FDA_APPROVED", "CT_TOX"]),

@@ -1,4 +1,4 @@
-"""One table path: any format, kinds of targets, splits, what is left out and what is refused."""
+"""A user's table: formats, kinds of targets, which rows are left out and which tables refused."""
 
 import csv
 import datetime
@@ -87,7 +87,7 @@ def test_a_column_may_begin_with_nothing(tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
 def test_lines_keep_their_digits_and_need_not_have_all_columns(tmp_path, suffix):
-    half = "\ud800"  # of a character, which CSV cannot hold
+    half = "\ud800"  # half of a surrogate pair, which CSV cannot hold
     rows = [{"a": "C", "k": 1.23456789e-12}] * 9 + [{"late": half}, {"k": None, "a": ""}]
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -147,7 +147,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, name, text, parts):
 
 
 def test_a_cell_may_hold_a_book(tmp_path):
-    csv.field_size_limit(2**17)  # Python's own
+    csv.field_size_limit(2**17)  # Python's default
     path = write(frame_of(book=["word " * 2**15] * 40), tmp_path / "t.csv")
     assert len(read_table(path)["book"][0]) == 5 * 2**15
 

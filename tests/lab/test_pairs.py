@@ -1,4 +1,4 @@
-"""Pairs of symbols are those that belong together, and their joint is that of the alignment.
+"""Symbols that belong together are paired, and their joint probability is the alignment's.
 
 Shapes: B rows, N tokens of a row, V vocabulary.
 """
@@ -98,7 +98,7 @@ def test_fillings_are_drawn_as_often_as_they_are_likely(monkeypatch):
 
 
 class Oracle(MaskedLM):
-    """Knows the molecules, and is sure of hidden symbols that are alike."""
+    """Knows the molecules, and is certain of two hidden symbols that are the same."""
 
     doubt: float
     """Bits that each of two hidden symbols costs if they differ."""

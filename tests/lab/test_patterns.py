@@ -20,7 +20,7 @@ def embedded():
     [
         ("CCO", (0, 0, 0)),
         ("Cc1ccc(O)cc1", (1, 1, 0)),
-        ("CC1=CC=C(O)C=C1", (1, 1, 0)),  # the same without aromatic letters
+        ("CC1=CC=C(O)C=C1", (1, 1, 0)),  # the same molecule in Kekulé form
         ("Cc1cccc(O)c1", (0, 1, 0)),
         ("Clc1ccc(O)cc1", (1, 0, 0)),
         ("c1ccc2ccccc2c1", (0, 0, 1)),

@@ -1,4 +1,4 @@
-"""From a table to predictions: ``finetune``, ``predict``, ``embed``, a pipeline of transformers."""
+"""From a table to predictions: ``finetune``, ``predict``, ``embed``, transformers' pipeline."""
 
 import json
 import os
@@ -33,7 +33,7 @@ KINDS = ("numbers", "labels", "mixed", "classes", "pair")
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """The chemist's: names, molecules, two of them broken, numbers, labels and words."""
+    """A table of molecules, texts and all kinds of targets; row 7 is broken, row 9 incomplete."""
     frame = pandas.DataFrame({"Name": [f"m {n}, b" for n in range(40)], "SMILES": SMILES})
     frame["pIC50"] = [round(len(s) + 100.5, 2) for s in SMILES]
     frame["Active"] = [n // 4 % 2 for n in range(40)]
@@ -48,7 +48,7 @@ def table(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tuned(runs, table, tmp_path_factory):
-    """A fine-tuned model of each kind, by ``exlm finetune``."""
+    """A folder with a model for each of ``KINDS``, made by ``exlm finetune``."""
     folder = tmp_path_factory.mktemp("tuned")
     for kind, run, column, target in (
         ("numbers", "smiles", ["SMILES"], ["pIC50"]),
@@ -64,7 +64,7 @@ def tuned(runs, table, tmp_path_factory):
 
 
 def run_in(command, *argv):
-    """The exit code of a command."""
+    """Run a command and return its exit code."""
     return command.main([str(word) for word in argv])
 
 
@@ -110,7 +110,7 @@ def test_predict_writes_the_table_with_a_column_for_each_target(
         is_read = row != 7 or kind == "pair"
         assert all(bool(said[name]) == is_read for name in added)
     assert ("row 7: RDKit cannot read 'C1CC(' as a molecule" in err) == (kind != "pair")
-    if "pIC50" in added:  # in its unit: the answers lie between 101 and 120
+    if "pIC50" in added:  # in the unit of the table, whose values are 101 to 120
         assert all(90 < float(said["pIC50"]) < 130 for said in after if said["pIC50"])
     if "Toxic" in added:
         assert all(0 < float(said["Toxic"]) < 1 for said in after if said["Toxic"])
@@ -123,7 +123,7 @@ def test_predict_writes_the_table_with_a_column_for_each_target(
         ):
             assert measured.items() <= said.items()
             assert said["pIC50 predicted"] == own["pIC50"]
-        again = tmp_path / "again.csv"  # nothing that is there is written over
+        again = tmp_path / "again.csv"  # no existing column is overwritten
         assert run_in(predict, tuned / kind, output, "--output", again) == 0
         for own, said in zip(rows_of(output), rows_of(again), strict=True):
             assert own.items() <= said.items()
@@ -147,7 +147,7 @@ def test_python_and_pipeline_say_the_same(kind, tuned):
     names = list(model.model.config.id2label.values())
     scores = [[next(s["score"] for s in one if s["label"] == n) for n in names] for one in said]
     said = torch.tensor(scores)
-    if kind == "mixed":  # transformers has no name for it
+    if kind == "mixed":  # transformers has no problem type for this kind
         said[:, 0] = said[:, 0].sigmoid()
     np.testing.assert_allclose(said.T, columns, atol=1e-5, rtol=1e-6)
 
@@ -278,7 +278,7 @@ def test_a_figure_leaves_out_what_the_model_cannot_read(kind, tmp_path):
 
 @pytest.mark.parametrize("suffix", [".npy", ".parquet"])
 def test_every_row_gets_its_vector(suffix, runs, table, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(tables.chunks, "__defaults__", (16,))  # 40 rows in three pieces
+    monkeypatch.setattr(tables.chunks, "__defaults__", (16,))  # 40 rows in three chunks
     output = tmp_path / f"out{suffix}"
     argv = [runs / "smiles", table, "--column", "smiles", "--output", output]
     assert run_in(embed, *argv) == 0

@@ -1,4 +1,4 @@
-"""A task made ready for a model: what cannot be learned or scored is refused before training."""
+"""Preparing a task for a model: what cannot be learned or scored is refused before training."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_a_vocabulary_of_other_data_is_refused(pretrained):
 
 
 def chains(*columns):
-    """As many chains as there are answers in each column, by their length."""
+    """Chains of 1, 2, 3, … carbon atoms, one for each answer in these columns."""
     labels_RC = np.array(columns, dtype=float).T
     return Examples([("C" * n,) for n in range(1, 1 + len(labels_RC))], labels_RC)
 

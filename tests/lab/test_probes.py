@@ -1,4 +1,4 @@
-"""Probes read what is there and nothing else."""
+"""Probes read what the states hold and nothing else."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_states_of_the_test_sentences_change_no_probe():
     is_yes_S = np.random.default_rng(0).integers(2, size=SENTENCES)
     state_SD = np.random.default_rng(1).normal(2.0 * is_yes_S - 1, 0.1)[:, None]
     beyond = NUM_TO_LABEL + np.flatnonzero(is_yes_S[NUM_TO_LABEL:])[:5]
-    state_SD[beyond] = 1e9  # would make all that is labelled look alike
+    state_SD[beyond] = 1e9  # a scaler that saw these would make all others alike
     assert readable(state_SD, is_yes_S[:, None]) > 0.999
 
 

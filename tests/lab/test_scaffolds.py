@@ -1,4 +1,4 @@
-"""Scaffold splits: the rules of the field, to the row."""
+"""Scaffold splits follow the rules of the field, row by row."""
 
 import json
 
@@ -15,8 +15,8 @@ from exlm_lab.downstream.scaffolds import index_sha1, random_parts, scaffold, sp
 VARIANTS = {"scaffold": "chirality", "deepchem": "no_chirality"}
 TOX21_REJECTED = [1322, 2290, 2297, 3558, 4565, 4649, 5538, 6723]
 
-# Table 9, and what comes out where it differs: 1513 rows of BACE cannot be 1512, and RDKit reads
-# 8 rows of Tox21 no longer.
+# The sizes of Table 9, except where ours differ: Table 9 counts 1512 of BACE's 1513 rows, and
+# RDKit can no longer read 8 rows of Tox21.
 SIZES = {name: list(benchmark.sizes) for name, benchmark in BENCHMARKS.items()} | {
     "bace": [1210, 151, 152],
     "tox21": [6258, 782, 783],
@@ -26,23 +26,23 @@ SETS = [
     pytest.param(rule, name, marks=[] if name in FAST else pytest.mark.slow)
     for rule in VARIANTS
     for name in BENCHMARKS
-    if (rule, name) != ("deepchem", "muv")  # half a minute, and the rule is held by the others
+    if (rule, name) != ("deepchem", "muv")  # takes half a minute; other sets test the rule
 ]
 
 SMALL = ["CCO", "c1ccccc1", "Cc1ccccc1", "C1CC1", "bad", "CC1CC1", "c1ccncc1", "", "CCN", "CCC"]
 
 
 def test_the_rule_by_hand():
-    # Groups, largest first, of two equal ones the later: none 0 8 9, C1CC1 3 5, benzene 1 2,
-    # pyridine 6. Eight molecules: up to 6.4 train, up to 7.2 with validation. Benzene is one
-    # too many for train, pyridine fits again.
+    # Groups by size, and of equal ones the later first: no scaffold 0 8 9, C1CC1 3 5, benzene
+    # 1 2, pyridine 6. Of eight molecules, at most 6.4 may go to train, and 7.2 to train and
+    # validation. With benzene train would have seven; pyridine fits.
     rows = split(SMALL)
     assert rows.train == [0, 8, 9, 3, 5, 6]
     assert rows.validation == [1, 2]
     assert rows.test == []
     assert rows.rejected == [4, 7]
     assert rows.num_scaffolds == 4
-    # Parts may be full to the last row.
+    # A part may be filled exactly to its limit.
     assert split([*["CCO"] * 8, "c1ccccc1", "C1CC1"]).parts == ([*range(8)], [9], [8])
 
 

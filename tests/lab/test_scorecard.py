@@ -1,4 +1,4 @@
-"""The scorecard says of each claim what the records say, and every page says the same."""
+"""The scorecard judges each claim by the records, and every page agrees with it."""
 
 import re
 import shutil
@@ -23,11 +23,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> Path:
-    """The records that are committed: a study that runs beside the tests leaves more."""
+    """The committed records alone: a study that is running may have added others."""
     listed = subprocess.run(
         ["git", "ls-files", "book/results"], cwd=ROOT, capture_output=True, text=True
     )
-    if listed.returncode != 0:  # no checkout: an archive of one
+    if listed.returncode != 0:  # an archive, not a checkout
         return ROOT / "book" / "results"
     folder = tmp_path_factory.mktemp("committed")
     for name in filter(None, listed.stdout.splitlines()):
@@ -53,9 +53,9 @@ PRINTED = {
     "entropy_bits": printed_grid("Figure 5", ENTROPY),
     "validation_mask_accuracy": {
         cell: 1 - lost_share(*cell) for cell in ACCURACY
-    },  # drawn only
+    },  # drawn in the paper, not printed
 }
-"""Grids by metric that have the paper's effects."""
+"""Grids by metric, with the effects that the paper reports."""
 
 
 CLAIMS = [claim for experiment in EXPERIMENTS.values() for claim in experiment.claims]
@@ -76,13 +76,13 @@ def test_every_contrast_is_between_cells_that_are_trained(name):
             continue
         assert set(claim.cells) <= known
         assert sum((claim.weights or {}).values()) == pytest.approx(0)
-        larger_is_better = claim.metric in (PROBE, DOWNSTREAM)  # the others are bits
+        larger_is_better = claim.metric in (PROBE, DOWNSTREAM)  # the other metrics are bits
         assert experiment.plan or claim.sign == (1 if larger_is_better else -1)
 
 
 @pytest.mark.parametrize(("by_share", "by_ratio", "more"), [(2.0, 0.0, 2), (0.0, 3.0, -3)])
 def test_the_larger_of_two_effects_has_the_sign(by_share, by_ratio, more):
-    """A made-up grid that is linear in the rank of the share, and in p."""
+    """The grid is made up: its values depend on the lost share and on whether p exceeds 0.5."""
     places = {0.15: 0.0, 0.387: 0.5, 0.622: 0.75, 0.789: 1.0}
     grid = {
         (p, k): by_share * places[lost_share(p, k)] + by_ratio * (p > 0.5)
@@ -139,7 +139,7 @@ def test_no_interval_of_the_ladder_holds_more_bits_than_there_are(judged):
         shared = int(verdict.claim.cell.rpartition("-")[2])
         low, high = verdict.interval
         assert -shared <= low + 1e-9 < verdict.mean < high
-        # Runs that end at one of two levels: their t-interval would reach beyond.
+        # These runs end at one of two levels, so an uncut t-interval would go beyond the limit.
         is_cut = verdict.mean - verdict.half_width < -shared
         assert is_cut == (shared > 1) and is_cut == (" to " in verdict.shown(2))
 

@@ -1,4 +1,4 @@
-"""SQuAD is scored as its official script scores it, and read with what is wrong with it said."""
+"""SQuAD is scored as by its official script, and errors in its files are reported."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ from exlm_lab.downstream.squad import (
 
 
 def of_hub(row):
-    """A question as the hub has it."""
+    """A question in the format of the hub."""
     answers = {key: [a[key] for a in row["answers"]] for key in ("text", "answer_start")}
     return {**row, "context": CONTEXT, "answers": answers}
 
@@ -49,7 +49,7 @@ def asked(*rows):
         ("a-priori theory", "apriori theory"),
         ("\tnew\nline ", "new line"),
         ("café", "café"),
-        ("“quoted”", "“quoted”"),  # only ASCII punctuation goes
+        ("“quoted”", "“quoted”"),  # only ASCII punctuation is removed
         ("", ""),
     ],
 )
@@ -81,7 +81,7 @@ def test_the_best_gold_answer_counts():
     [
         ((), "Rome", 0), ((), "", 100), ((), "The", 100),  # empty once normalised
         (("The",), "", 100), (("The",), "cat", 0),
-        (("The", "cat"), "", 0),  # beside another gold answer an empty one does not count
+        (("The", "cat"), "", 0),  # an empty gold answer counts only without others
     ],
 )  # fmt: skip
 def test_only_an_empty_prediction_answers_a_question_without_an_answer(golds, predicted, f1):
@@ -94,7 +94,7 @@ def test_the_threshold_turns_answers_into_none():
     for threshold, exact in ((1.0, 200 / 3), (0.6, 100), (0.0, 100 / 3)):
         scores = score_predictions(QUESTIONS, predictions, na_probs, threshold)
         assert scores["exact"] == pytest.approx(exact)
-        assert scores["best_exact"] == 100  # sought over all thresholds
+        assert scores["best_exact"] == 100  # at the best of all thresholds
 
 
 ids = st.lists(st.integers(), unique=True, min_size=1, max_size=12).map(
@@ -106,7 +106,7 @@ ids = st.lists(st.integers(), unique=True, min_size=1, max_size=12).map(
 def test_the_best_threshold_is_the_best_of_all(data, names):
     rows = [question(id, *data.draw(st.sampled_from([(), ("a beagle",)]))) for id in names]
     predictions = {id: data.draw(st.sampled_from(["", "beagle", "mat"])) for id in names}
-    # Different numbers: where several are equal the script looks between them.
+    # Distinct numbers: among equal ones the script also tries cuts that no threshold makes.
     order = data.draw(st.permutations(range(len(names))))
     na_probs = {id: (1 + place) / 100 for id, place in zip(names, order, strict=True)}
     pets = asked(*rows)

@@ -1,4 +1,4 @@
-"""Windows show the whole paragraph, targets name the answer's tokens, the best span is the best."""
+"""Windows cover the paragraph, targets point at the answer, the best span scores highest."""
 
 import random
 from types import SimpleNamespace
@@ -100,7 +100,7 @@ def test_the_best_span_is_the_best_of_all(max_tokens, seed):
 
 
 def perfect_scores(questions, own, sureness):
-    """Those of a model that always finds the target of a window."""
+    """The scores of a model that always finds the target of a window."""
     for window in own:
         first, last = target(questions[window.question], window)
         score_2N = np.zeros((2, len(window.token_ids_N)), dtype=np.float32)

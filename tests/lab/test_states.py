@@ -1,4 +1,4 @@
-"""A batch read at once says what each row says by itself, and what its paths say.
+"""What models answer to a ragged batch agrees with validation and with sums over paths.
 
 Shapes: B rows, L states, R masks of all rows, k states of a mask, V vocabulary.
 """
@@ -33,7 +33,7 @@ def test_joint_probability_is_that_of_validation(name):
     scores = model.answer(batch).double()
     own_ids_R = batch.token_ids_BN[batch.is_masked_BN]
     other_ids_R = own_ids_R.flip(0)
-    other_ids_R[0] = SPECIAL.unk  # the blank of ctc
+    other_ids_R[0] = SPECIAL.unk  # which ctc uses as its blank
     for target_ids_R in (own_ids_R, other_ids_R):
         token_ids_BN = batch.token_ids_BN.masked_scatter(batch.is_masked_BN, target_ids_R)
         bits_B, _ = row_bits_and_correct(model, batch._replace(token_ids_BN=token_ids_BN))
@@ -44,7 +44,7 @@ def test_joint_probability_is_that_of_validation(name):
 def test_what_a_mask_says_by_itself_is_a_distribution(name):
     scores = exlm(CONFIGS[name]).answer(ragged_batch()).double()
     p_RV = log_token_alone(scores).exp()
-    share_R = scores.log_token_SV.exp().sum(dim=1)  # of ctc less than one
+    share_R = scores.log_token_SV.exp().sum(dim=1)  # less than one for ctc
     assert (share_R < 0.999).all() if not scores.is_linked else (share_R > 0.999).all()
     torch.testing.assert_close(p_RV, scores.log_token_SV.exp() / share_R.unsqueeze(1))
 
@@ -53,7 +53,7 @@ def test_what_a_mask_says_by_itself_is_a_distribution(name):
 def test_values_of_states_are_sorted_by_mask_and_clone(name):
     k, graph = CONFIGS[name].states_per_mask, exlm(CONFIGS[name]).answer(ragged_batch()).graph
     assert graph.of_masks(graph.clone_BL).tolist() == [list(range(1, k + 1))] * 6
-    # Rows of three, one and two masks, numbered behind their [BOS].
+    # The rows have three, one and two masks; the owners are numbered from each row's [BOS].
     assert graph.of_masks(graph.owner_BL).tolist() == [[i] * k for i in (1, 2, 3, 1, 1, 2)]
 
 
@@ -71,7 +71,7 @@ def test_visits_and_length_are_those_of_every_path_weighed_by_the_words_of_the_r
             links = scores.log_transition_BLL[b, path[:-1], path[1:]].sum()
             want_BL[b, path] += (links + log_E_BML[b, range(m), path].sum()).exp()
             length += links.exp()
-        want_BL[b] *= m / want_BL[b].sum()  # a path passes a state for each target
+        want_BL[b] *= m / want_BL[b].sum()  # a path visits one state per target
         length_B.append(length.log())
     torch.testing.assert_close(found_BL, want_BL, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(scores.log_fit(), torch.stack(length_B), rtol=1e-6, atol=1e-6)
@@ -83,7 +83,7 @@ def test_pairwise_divergence_is_the_mean_of_scipys():
     for found, p_kV in zip(pairwise_divergence_bits(p_3kV), p_3kV.numpy(), strict=True):
         pairs = [jensenshannon(p, q, base=2) ** 2 for p, q in itertools.combinations(p_kV, 2)]
         assert found.item() == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
-    # Clones without a common word are one bit apart.
+    # Clones with no word in common are one bit apart.
     assert pairwise_divergence_bits(torch.eye(3).double()).item() == pytest.approx(1)
 
 

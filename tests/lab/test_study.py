@@ -1,4 +1,4 @@
-"""The study's queue leaves each run once, and its verdicts follow the rules of the plan."""
+"""The study's queue makes each run once, and its verdicts follow the rules of the plan."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_the_p_value_is_that_of_a_t_test_by_hand():
     ("differences", "adjusted", "word"),
     [
         ((-1.0, -1.1, -0.9), 0.01, "for"),
-        ((1.0, 1.1, 0.9), 0.01, "against"),  # beyond chance on the other side
-        ((-1.0, -1.1, -0.9), 0.2, "undecided"),  # one of many
-        ((0.1, 0.6, 0.2), 0.2, "against"),  # nothing that would matter
+        ((1.0, 1.1, 0.9), 0.01, "against"),  # the other sign, beyond chance
+        ((-1.0, -1.1, -0.9), 0.2, "undecided"),  # not significant once corrected
+        ((0.1, 0.6, 0.2), 0.2, "against"),  # the interval leaves out every effect that matters
         ((0.01, -0.02, 0.0), 0.9, "against, too small to matter"),
         ((-0.01, -0.011, -0.009), 0.01, "for, too small to matter"),
         ((0.01, 0.011, 0.009), 0.01, "against, too small to matter"),
-        ((-0.9, 0.6, 0.1), 0.9, "undecided"),  # too far apart to say
+        ((-0.9, 0.6, 0.1), 0.9, "undecided"),  # too much scatter to say
         ((-1.0,), None, "undecided"),
         ((0.0, 0.0, 0.0), None, "undecided"),
         ((), None, "undecided"),
@@ -82,9 +82,9 @@ def test_a_verdict_follows_the_rules_of_the_plan(differences, adjusted, word):
         ((-2.0, -2.0, -1.4), None, "-1.8 ± 0.9"),
         ((-2.0, -2.0, -1.4), -2.0, "-1.8 (-2.0 to -0.9)"),
         ((-2.0, -2.0, -1.4), -9.0, "-1.8 ± 0.9"),
-        ((-2.0, -2.0, -1.4), -1.7, "-1.8 (-1.8 to -0.9)"),  # the last digits of a measurement
+        ((-2.0, -2.0, -1.4), -1.7, "-1.8 (-1.8 to -0.9)"),  # measured just past the limit
         ((0.35, 0.16, 0.21), None, "+0.2 ± 0.2"),
-        ((0.35, 0.17, 0.21), None, "+0.24 ± 0.23"),  # leaves out zero, and that shows
+        ((0.35, 0.17, 0.21), None, "+0.24 ± 0.23"),  # excludes zero; a further digit shows it
         ((-1.0,), None, "-1.0"),
         ((), None, "–"),
     ],
@@ -135,7 +135,7 @@ def test_a_claim_of_fewer_bits_has_a_limit_and_the_plan_the_seeds_of_all_its_cel
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """A study of two tiny cells with two seeds each."""
+    """Replace all experiments by a study of two tiny cells with two seeds each."""
     cells = (
         Cell("ours", "slots", "sweep/toy", CELL, seeds=(1, 2)),
         Cell("base", "slots", "sweep/toy", {**CELL, "model.width": 8}, seeds=(1, 2)),
@@ -200,7 +200,8 @@ def test_a_record_of_molecules_holds_what_pairs_and_frozen_states_say(
     tiny, tmp_path, monkeypatch
 ):
     prepare_corpus(replace(DATA["smiles"], validation_share=0.3), tmp_path / "corpus", 1)
-    monkeypatch.setattr(frozen, "QUANTITIES", ("qed", "BertzCT"))  # no two molecules agree
+    # Quantities in which no two molecules agree.
+    monkeypatch.setattr(frozen, "QUANTITIES", ("qed", "BertzCT"))
     settings = {**CELL, "data.pack": str(tmp_path / "corpus"), "objective": "exlm"}
     cell = Cell("exlm", "molecules", "sweep/smiles", settings, seeds=(1,))
     monkeypatch.setitem(tiny, "tiny", Experiment("tiny", "", (cell,), (), "a plan"))
@@ -231,13 +232,13 @@ LOOKS = {**CELL, "train.steps": 12, "train.validate_every": 3, "train.learning_r
 
 
 def cell(level):
-    watched = {"entropy_bits": None, "excess_bits": level}  # any is enough
+    watched = {"entropy_bits": None, "excess_bits": level}  # one is enough
     return Cell("c", "toy", "sweep/toy", LOOKS, seeds=(1,), watched=watched)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The excess at every validation of a run that has no reason to end early."""
+    """The excess bits by step, at every validation of a run that no threshold ends early."""
     folder = tmp_path_factory.mktemp("whole")
     found = Runner(folder, "cpu", report=lambda line: None).train(
         cell(None).config(1), watched=cell(None).watched
@@ -251,7 +252,7 @@ def test_a_run_ends_at_the_first_look_that_is_low_enough_wherever_it_was_stopped
 ):
     level = cell(whole[6])
     assert whole[3] > whole[6]
-    for stop in (None, 2, 6):  # never, before the look, and at it
+    for stop in (None, 2, 6):  # never, before the last validation, and at it
         count = itertools.count(1)
         stops = lambda stop=stop, count=count: next(count) == stop  # noqa: E731
         runner = Runner(tmp_path / str(stop), "cpu", None, lambda line: None, stops)
@@ -269,7 +270,7 @@ def test_a_run_ends_at_the_first_look_that_is_low_enough_wherever_it_was_stopped
 
 
 def store(folder, cell, seed=1, **changed):
-    """A record of the tiny study."""
+    """Write a record of the tiny study."""
     write(folder, made_record("tiny", cell, seed, **changed))
 
 
@@ -278,14 +279,15 @@ def test_a_run_that_never_gets_there_counts_in_no_claim(tiny, tmp_path, monkeypa
     monkeypatch.setitem(tiny, "tiny", replace(tiny["tiny"], claims=tuple(claims)))
     for name, excess in (("ours", 0.5), ("base", 0.51)):
         curve = [{"step": n, "excess_bits": e, "bits": 2.0} for n, e in ((3, 0.1), (6, excess))]
-        watched = {"excess_bits": 0.5, "bits": 1.0, "entropy_bits": None}  # any is enough
+        watched = {"excess_bits": 0.5, "bits": 1.0, "entropy_bits": None}  # one is enough
         store(tmp_path, name, metrics={"steps": 6}, curve=curve, watched=watched)
     there, short = verdicts.verdicts(tmp_path)["tiny"]
     assert there.differences == (6.0,) and short.differences == ()
     store(tmp_path, "mlm", metrics={"prize_bits": 1.234})
     text = verdicts.report(tmp_path)
     assert "base seed 1" in text and "1 of 2" in text and " +6.000 " in text
-    assert " +0.25 " in text and "1.23 bits per row" in text  # what matters, what can be won
+    # The smallest effect that matters, and the prize.
+    assert " +0.25 " in text and "1.23 bits per row" in text
 
 
 def test_all_primary_claims_share_a_correction_even_those_without_numbers(
@@ -321,5 +323,5 @@ def test_the_report_tells_since_when_runs_are_below_the_frequencies_and_links_wi
     table = pd.DataFrame(rows).set_index(["cell", "seed"])
     assert escapes(table)[1] == ("none", "20, never", "30, never", "0.250 ± 0.000")
     for point in rows[0]["curve"]:
-        del point["dependence_bits"]  # as of an MLM
+        del point["dependence_bits"]  # an MLM has none
     assert escapes(table)[1][2] == "never, never"

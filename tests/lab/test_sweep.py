@@ -103,7 +103,7 @@ def test_only_takes_names_and_patterns_and_study_stands_for_all_experiments():
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """A sweep of three tiny cells in place of the ablations, and one timed cell."""
+    """Replace the ablations by three tiny cells, and the cost sweep by one timed cell."""
     exlm = {"objective": "exlm", "model.states_per_mask": 2, "masking.mask_ratio": 0.3}
     cells = {
         "ablations": [
@@ -130,7 +130,7 @@ def run(folder, *more):
 
 def test_an_experiment_of_a_user_is_listed_and_reported(tmp_path, monkeypatch, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "book/running.md").read_text(), re.S)
-    monkeypatch.setitem(EXPERIMENTS, "mine", None)  # removed afterwards
+    monkeypatch.setitem(EXPERIMENTS, "mine", None)  # so that it is removed afterwards
     exec(compile(code, "mine.py", "exec"), {"__name__": "mine"})
     assert sweep.main(["mine", "--list", f"--output={tmp_path}"]) == 0
     write(tmp_path, made_record("mine", "mlm", metrics={"bits_per_row": 2.5}))
@@ -162,9 +162,9 @@ def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
     assert equal["metrics"]["cost_ratio"] == ratio
     said = capsys.readouterr().err
     steps = set(re.findall(r"^toy-mlm\+\+ \d+/(\d+)", said, re.M))
-    # With as many steps as MLM it is MLM, which is trained already.
+    # An MLM++ with as many steps as the MLM is the same run, which is trained already.
     assert steps == {str(round(6 * ratio))} - {"6"}, said
-    # Called again it does nothing.
+    # A second call does nothing.
     before = contents(tmp_path / "out")
     assert run(tmp_path) == 0
     assert contents(tmp_path / "out") == before
@@ -177,7 +177,7 @@ def test_the_ratio_of_a_cost_is_measured_by_one_process_for_all(tiny, tmp_path, 
 
     def time_once(self, config):
         calls.append(config)
-        time.sleep(0.2)  # the other one asks meanwhile
+        time.sleep(0.2)  # the other thread asks meanwhile
         return {
             "metrics": {"cost_ratio": 1.0 + len(calls)},
             "seconds": {"measure": 0.0},
@@ -209,7 +209,7 @@ def test_a_run_whose_log_lost_its_end_is_no_record(tiny, tmp_path):
 
 @pytest.fixture
 def grown(monkeypatch):
-    """A cell that goes on from another one, on few molecules, and what its steps cost."""
+    """A cell that starts from another cell's model, on few molecules, with a timed cell."""
     settings = {
         "model.num_layers": 1, "model.width": 16, "model.ffn_width": 16, "model.num_heads": 2,
         "masking.strategy": "spans", "masking.mask_ratio": 0.3, "data.pack": None,
@@ -242,7 +242,7 @@ def test_a_cell_goes_on_from_the_trained_model_of_another(grown, tmp_path, capsy
     folder = tmp_path / "work" / record["config"]["train"]["start_from"]
     before = latest_checkpoint(folder / "checkpoints", print)
     assert before.step == 6 and before.state["config"]["objective"] == "mlm"
-    # Its tokens are counted on top of those of the first.
+    # Its token count continues that of the first cell.
     own = ledger.runner.folder(RunConfig(**record["config"]))
     last = read_metrics(own / "metrics.jsonl")[-1]
     assert last["tokens"] > before.state["num_tokens"] > 0
@@ -273,7 +273,7 @@ MLM = Cell("toy-mlm", "toy", "sweep/toy", CELL)
 
 
 def stored(folder, cell, **changed):
-    """A record as a finished cell leaves it, as far as the ledger looks."""
+    """Write what the ledger reads of a finished cell's record, and return the ledger."""
     own = {"config": plain(cell.config(1)), "version": ledgers.VERSION}
     add(made_record(**{"sweep": "ablations", "cell": cell.name, **own, **changed}), folder)
     return SweepLedger(folder, "ablations", Runner(folder / "work"))
@@ -322,7 +322,7 @@ def test_workers_that_end_together_leave_all_records(tmp_path, monkeypatch):
     cell = replace(MLM, settings={**CELL, "train.learning_rate": 0.01 / 3})  # in all its digits
 
     def make(seed):
-        runner = Runner(tmp_path / f"work-{seed}", "cpu")  # they share the output alone
+        runner = Runner(tmp_path / f"work-{seed}", "cpu")  # workers share only the output
         ledger = SweepLedger(tmp_path / "out", "ablations", runner)
         ledger.run(cell, seed)
         return ledger.record(cell, seed)["seed"]

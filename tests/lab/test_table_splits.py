@@ -1,4 +1,4 @@
-"""The parts of a table: by scaffold, at random, by a column, by files; and what is said of them."""
+"""Splitting a table by scaffold, at random, by a column or by files, and notes on the parts."""
 
 import json
 

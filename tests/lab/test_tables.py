@@ -1,4 +1,4 @@
-"""Reports and figures say what the records hold, beside what the paper prints."""
+"""Reports and figures show the numbers of the records beside those of the paper."""
 
 import math
 import re
@@ -24,7 +24,7 @@ FIGURE_4 = list(paper.printed_grid("Figure 4", "lost tokens, %"))
 
 
 def grid_record(p, k, seed, downstream, entropy):
-    """A cell of Repeated MLM."""
+    """A record of one Repeated MLM cell with these results."""
     return made_record(
         cell=f"toy-p{p}-k{k}", seed=seed,
         config={
@@ -37,7 +37,7 @@ def grid_record(p, k, seed, downstream, entropy):
 
 
 def whole_grid():
-    """14 cells whose accuracy falls with the share alone, and whose entropy rises with it."""
+    """Records of 14 cells, in which the lost share alone lowers accuracy and raises entropy."""
     shares = {cell: correlations.lost_share(*cell) for cell in FIGURE_4}
     return [
         grid_record(*cell, seed, 0.8 - 0.4 * share, 3 * share)
@@ -62,8 +62,8 @@ def test_the_papers_accuracy_falls_with_the_share_and_less_with_the_mask_ratio()
     assert -0.7 < correlations.rank_correlation(figure) < -0.65
     two = {(0.15, 1): 3.0, (0.387, 1): 2.0}
     assert math.isnan(correlations.rank_correlation(two)), "of too few cells"
-    # By hand from Figure 3: at p = 38.7, 62.2, 78.9% from a share of 15% to k = 1, and at the
-    # shares 15, 38.7, 62.2% from the smallest p to 78.9%.
+    # By hand from Figure 3: the change at p = 38.7, 62.2 and 78.9% from a lost share of 15% to
+    # k = 1, and at lost shares of 15, 38.7 and 62.2% from the smallest p to 78.9%.
     assert correlations.effect_of_share(figure) == pytest.approx(
         np.mean([83.3 - 83.1, 81.3 - 83.2, 79.6 - 82.8])
     )
@@ -76,11 +76,11 @@ def test_the_papers_accuracy_falls_with_the_share_and_less_with_the_mask_ratio()
 
 
 def test_at_fixed_share_only_cells_of_one_share_are_compared():
-    # Between the shares accuracy jumps; inside each it rises with p.
+    # Accuracy jumps from share to share; within each share it rises with p.
     grid = {(0.15, 1): 5, (0.387, 2): 6, (0.622, 4): 7, (0.387, 1): 1, (0.622, 2): 2}
     assert correlations.rank_correlation_at_fixed_share(grid) == pytest.approx(1)
     assert correlations.rank_correlation(grid) < 0
-    # Three pairs up in one share, one pair down in another: by hand, ranks -1 0 1 and -1/2 1/2.
+    # By hand, with centred ranks -1 0 1 and -1/2 1/2: the first share rises, the second falls.
     grid[0.622, 2] = 0
     assert correlations.rank_correlation_at_fixed_share(grid) == pytest.approx(1.5 / 2.5)
 
@@ -94,7 +94,7 @@ def test_printed_averages_are_those_of_the_printed_tasks():
     for table in ("Table 2", "Table 4", "Table 13"):
         for row, found in paper.printed(table).items():
             mean = np.mean([found[task] for task in paper.TASKS])
-            # 80.7 stands for 80.625.
+            # The paper prints 80.7 for a mean of 80.625.
             assert paper.printed_average(table, row) == pytest.approx(mean, abs=0.0751)
     assert paper.printed_average("Figure 8", "p=15%, k=1") == pytest.approx(
         np.mean([84.1, 90.0, 90.3, 54.7])
@@ -183,7 +183,7 @@ def test_cells_stand_beside_the_papers_rows_and_are_compared_seed_by_seed(tmp_pa
         [cell.strip() for cell in line.strip("|").split("|")] for line in lines
     )
     exlm, rope = (dict(zip(head, row, strict=True)) for row in (exlm, rope))
-    # As Table 2 prints them.
+    # In brackets are the numbers of Table 2.
     assert exlm["downstream, %"] == "70.0 ± 10.0 (81.4)" and exlm["points above ExLM"] == "–"
     assert rope["downstream, %"] == "65.0 ± 10.0 (80.9)"
     assert rope["points above ExLM"] == "-5.00 ± 0.00"
@@ -193,7 +193,7 @@ def test_cells_stand_beside_the_papers_rows_and_are_compared_seed_by_seed(tmp_pa
 
 def test_the_grid_of_repeated_mlm_is_summed_up_beside_the_papers(tmp_path):
     text = tables.report("repeated-mlm", write(tmp_path, *whole_grid()))
-    # 80 - 40 * 0.15, and Figure 3's number; 3 * 0.15, and Figure 5's.
+    # Accuracy 80 - 40 * 0.15 beside Figure 3's, and entropy 3 * 0.15 beside Figure 5's.
     assert re.search(r"p0.622-k4 .* 74.0 ± 0.0 \(83.2\) .* 0.450 ± 0.000 \(1.770\)", text)
     # 40 points per unit of share: from 15% to 38.7, 62.2 and 78.9%.
     fall = -40 * (np.mean([0.387, 0.622, 0.789]) - 0.15)
@@ -218,7 +218,7 @@ def test_something_holds_since_the_step_after_which_it_always_does(holds, step):
     [
         (1.0, (2.0, 1.95, 1.7, 1.0), 150),
         (1.0, (2.0, 1.99, 1.95), None),
-        (1.9, (2.0, 1.95, 1.93), 100),  # a tenth of what there is to win
+        (1.9, (2.0, 1.95, 1.93), 100),  # threshold: a tenth of what can be won
     ],
 )
 def test_a_run_has_left_the_floor_when_it_stays_below(tmp_path, joint, bits, step):

@@ -35,7 +35,7 @@ def test_every_split_is_balanced_and_no_sentence_occurs_twice(drawn):
 def test_a_pair_that_repeats_a_sentence_is_drawn_again(monkeypatch):
     word_ids_SN = TOWN.sample(5, 1)
     text = [TOWN.sentence(word_ids_N) for word_ids_N in word_ids_SN]
-    rounds = iter([([0, 1], [0, 2]), ([1], [3]), ([3], [4])])  # 0 0 and 1 2; 1 3; 3 4
+    rounds = iter([([0, 1], [0, 2]), ([1], [3]), ([3], [4])])  # 0 0 and 1 2; then 1 3; then 3 4
 
     def drawn(language, labels_R, seed):
         premise, hypothesis = next(rounds)

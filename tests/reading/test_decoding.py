@@ -1,4 +1,4 @@
-"""Reading a row: every claim about paths and probabilities against plain enumeration."""
+"""Reading a row: its paths and probabilities are checked against plain enumeration."""
 
 import itertools
 import math
@@ -22,12 +22,12 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.reading.decoding import Reading, read_row, top_tokens
 
 ROW = alone(ragged_batch(), 2)
-"""Two masks, side by side."""
+"""A row with two adjacent masks."""
 IDS = ROW.masked_ids_BN
 
 
 def best_by_hand(reading: Reading) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
-    """Probability, path and tokens of the best of all paths with all offered tokens."""
+    """Probability, path and tokens of the likeliest pair of a path and offered tokens."""
     transition = reading.graph.log_transition_LL.exp()
     emission = reading.states.log_token_LV.exp()
     candidates = []

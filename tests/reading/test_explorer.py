@@ -1,4 +1,4 @@
-"""The explorer: its numbers against enumeration, its HTML as text, and the page in a browser."""
+"""The explorer: its numbers against enumeration, its HTML as text, its page in a browser."""
 
 import itertools
 import math
@@ -23,9 +23,9 @@ from exlm_mini.reading.structures import likeliest_fillings, structures
 TOKENIZER = word_level(["sun", "rain", "glad", "grim"])
 ROW = torch.tensor([[1, *TOKENIZER.encode_with_masks("sun [MASK] [MASK] rain"), 2]])
 CONFIGS = [LINKED[name] for name in ("gated", "paper", "sparse", "one state", "spans", "late")]
-ROUNDED = 1e-3  # four significant digits of each of at most five factors
+ROUNDED = 1e-3  # at most five factors, each rounded to four significant digits
 
-# Two moods, two masks; the second state of the first mask never leads to the first of the second.
+# Two moods, two masks; there is no edge from state 1.2 to state 2.1.
 MOODS = Scene(
     text=["they felt", "and", "."],
     labels=["BOS", "1.1", "1.2", "2.1", "2.2", "EOS"],
@@ -56,7 +56,7 @@ def scene_of(config: ModelConfig) -> Scene:
 
 
 def weights(scene: Scene) -> dict[tuple, float]:
-    """Probability of each path with each filling; the word -1 is any other word."""
+    """Probability of each pair of a path and a filling; word -1 is any word not in the scene."""
     token_LW, link_LL = np.array(scene.token_LW), np.array(scene.transition_LL)
     token_LW = np.concatenate([token_LW, 1 - token_LW.sum(axis=1, keepdims=True)], axis=1)
     out = {}
@@ -69,7 +69,7 @@ def weights(scene: Scene) -> dict[tuple, float]:
 
 
 def choices(scene: Scene) -> list[tuple[dict, dict]]:
-    """No choice, every word or state of every mask, and pairs of them."""
+    """Words and states to fix: none, words of one or both masks, a state of mask 1, one of each."""
     single = [[{}, *[{mask: w} for w in scene.words]] for mask in (1, 2)]
     words = [({**a, **b}, {}) for a, b in itertools.product(*single)]
     states = [({}, {1: label}) for label in scene.labels[1:]]
@@ -135,7 +135,7 @@ def test_a_filling_is_drawn_with_its_new_atoms_or_named_as_unreadable():
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_scene_says_what_the_model_says(config):
-    """P(second | first = w) is that of the joint probabilities of all fillings."""
+    """P(second | first = w) agrees with the joint probabilities of all fillings."""
     scene = scene_of(config)
     assert scene_from_json(scene.to_json()) == scene
     batch = MaskedBatch(ROW, TOKENIZER.special_ids.mask == ROW, ROW)
@@ -155,13 +155,13 @@ def test_only_the_likeliest_words_are_kept():
     best = conditionals(full).word_SW.argmax(axis=1)
     words = [full.words[w] for w in best]
     assert [[short.words[w] for w in row] for row in short.offered] == [[w] for w in words]
-    # What is left out of the scene still has its share of the paths.
+    # Words left out of the scene keep their share of the probability.
     ours, expected = (conditionals(scene, {1: words[0]}) for scene in (short, full))
     assert ours.probability == pytest.approx(expected.probability)
 
 
 def test_words_that_differ_by_a_blank_are_told_apart():
-    """Byte-level BPE has "a" and " a", and one must be able to choose either."""
+    """Byte-level BPE has "a" and " a", and a reader must be able to choose either."""
     tokenizer = train_byte_level_bpe(["a cat\n a cat"] * 5, 270)
     row = torch.tensor([[1, *tokenizer.encode_with_masks("a [MASK] cat"), 2]])
     reading = read_row(ExLM(CONFIG, tokenizer.vocab_size).eval(), row)
@@ -204,20 +204,20 @@ def test_the_page_is_a_function_of_the_scene_and_asks_for_nothing_from_elsewhere
     assert html in page and page.startswith("<!doctype html>")
     assert "<title>&lt;/title&gt;&lt;script&gt;</title>" in page
     assert not re.search(r"https?:|url\(|@import|src=|fetch\(|XMLHttp", page)
-    assert " id=" not in html  # ids would collide with those of the page around
-    # Jupyter and the book leave dollars alone where these classes are.
+    assert " id=" not in html  # ids could collide with those of the surrounding page
+    # Jupyter and the book typeset no formulas between dollar signs inside these classes.
     assert 'class="exlm-widget tex2jax_ignore mathjax_ignore"' in html
 
 
 def percent(p: float) -> str:
-    """Whole percent; halves round up despite rounding errors."""
+    """A probability in whole percent, as on the page; halves round up despite float errors."""
     whole = math.floor(100 * p + 0.5 + 1e-9)
     return "0%" if p <= 0 else f"{whole}%" if whole else "<1%"
 
 
 @pytest.fixture
 def show(chromium, tmp_path):
-    """Opens explorers in one page; errors and requests for anything else fail the test."""
+    """Function that opens a page of explorers; page errors and outside requests fail the test."""
     contexts, pages, troubles, asked = [], [], [], []
 
     def open_page(*scenes, width=1000):
@@ -240,7 +240,7 @@ def show(chromium, tmp_path):
 
 
 def word(page, mask: int, text: str):
-    """The button of a word; masks from 1."""
+    """The button of a word for a mask; masks are counted from 1."""
     selector = f".exlm-word[data-mask='{mask - 1}']"
     exact = re.compile(f"^\\s*{re.escape(text)}\\s*$")
     inner = page.locator("span", has_text=exact)
@@ -252,7 +252,7 @@ def state(page, label: str, scene: Scene):
 
 
 def assert_shows(page, scene: Scene, expected, root: int = 0) -> None:
-    """Every word and every state has the share that Python computes."""
+    """Assert that every word, state and edge shows the share that Python computes."""
     widget = page.locator(".exlm-widget").nth(root)
     words = [(s, w) for s, row in enumerate(scene.offered) for w in row]
     owned = [(o - 1, u) for u, o in enumerate(scene.owners) if 1 <= o <= scene.num_masks]
@@ -282,7 +282,7 @@ def test_the_page_computes_what_python_computes(show, scene):
     label = next(la for la, o in zip(scene.labels, scene.owners, strict=True) if o == 1)
     state(page, label, scene).click()
     assert_shows(page, scene, conditionals(scene, {2: second}, {1: label}))
-    assert_shows(page, MOODS, conditionals(MOODS), root=1)  # each keeps to itself
+    assert_shows(page, MOODS, conditionals(MOODS), root=1)  # the other explorer is unchanged
     page.locator(".exlm-reset").first.click()
     assert_shows(page, scene, conditionals(scene))
 
@@ -303,7 +303,7 @@ def test_what_no_path_allows_cannot_be_chosen(show):
     page = show(scene)
     state(page, "1.2", scene).click()
     assert word(page, 2, "wept").is_enabled()
-    # The first mask takes "sang" from 2.1, reached from BOS, and 2.2 is then forced.
+    # State 2.1, reached from BOS, gives the first mask "sang"; state 2.2 must then follow.
     word(page, 1, "sang").click()
     page.locator(".exlm-reset").click()
     state(page, "2.1", scene).click()
@@ -315,7 +315,7 @@ def test_what_no_path_allows_cannot_be_chosen(show):
 
 def test_mouse_and_keyboard_choose_show_and_release(show):
     page = show(MOODS)
-    for label in ("BOS", "EOS"):  # a boundary is no choice
+    for label in ("BOS", "EOS"):  # boundaries cannot be chosen
         state(page, label, MOODS).click()
     button, status = word(page, 1, "glad"), page.locator(".exlm-status")
     assert status.text_content() == "Nothing is fixed."

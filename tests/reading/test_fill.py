@@ -19,7 +19,7 @@ TEXT = "the old baker felt [MASK] this morning so his sister [MASK]"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Tiny runs of ExLM in each language, and of the models without links."""
+    """Folder with tiny runs of ExLM on each kind of data, and of the models without edges."""
     folder = tmp_path_factory.mktemp("fill")
     tiny_run(folder / "pairs", "pairs", chain_warmup=0.5, states_per_mask=2, max_positions=24)
     tiny_run(folder / "smiles", "smiles")
@@ -43,7 +43,7 @@ def fill(capsys, *arguments):
 @pytest.mark.parametrize("columns", [80, 200])
 def test_the_table_shows_the_reading(columns, runs, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
-    text, run = " ".join(["[MASK]"] * 6), runs / "text"  # 80 columns cut its matrix
+    text, run = " ".join(["[MASK]"] * 6), runs / "text"  # its matrix is wider than 80 columns
     filled = load(run).fill(text)
     states, graph = filled.reading.states, filled.reading.graph
     code, out, err = fill(capsys, text, "--run", run, "--top", 3)
@@ -92,7 +92,7 @@ def test_models_without_links_are_read_without_a_path(name, kind, runs, capsys):
     if name == "ctc":
         fails(capsys, main, TEXT, "--run", runs / name, "--html", page, parts=["linked states"])
         assert not page.exists()
-    else:  # one state for each mask, which leads to the next
+    else:  # each mask has one state, which leads to the next mask
         assert fill(capsys, TEXT, "--run", runs / name, "--html", page)[0] == 0
         assert page.exists()
 
@@ -103,7 +103,7 @@ def test_a_checkpoint_from_the_chain_warmup_is_read_with_its_chains(toy, capsys)
     assert "still 67% fixed parallel chains" in fill(capsys, TEXT, "--run", step)[1]
     graph = load(step).fill(TEXT).reading.graph
     is_chain_LL = graph.log_transition_LL.exp() > 2 / 3
-    assert is_chain_LL.sum() == 4  # through two masks, from and to two clones of the boundaries
+    assert is_chain_LL.sum() == 4  # 1.j to 2.j and 2.j to EOS.2, for both clones j
 
 
 def test_words_come_with_their_blanks_and_symbols_without(runs, capsys):
@@ -138,7 +138,7 @@ def test_the_newest_run_is_the_default(runs, toy, tmp_path, monkeypatch, capsys)
         (["the tired [MASK] felt [mask] tired"], "'tired', '[mask]'"),
         (["[BOS] [MASK]"], "'[BOS]'"),
         (["the [MASK] \udce9"], "UTF-8"),
-        # 2 of 21 tokens and both boundaries have one state more: 25 of 24 positions.
+        # Two masks and two boundaries have one extra state each: 21 tokens take 25 positions of 24.
         ([f"{TEXT} so so so so so so so so"], "21 tokens with [BOS] and [EOS], 25 after"),
         ([TEXT, "--run", "nowhere"], "there is no checkpoint in nowhere"),
         ([TEXT, "--top", 0], "--top: it is '0'"),

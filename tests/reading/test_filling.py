@@ -1,4 +1,4 @@
-"""Filling masks: one pass as for a single row, draws with the model's own probabilities, turns."""
+"""Filling masks: all at once, by draws with the model's own probabilities, and in turn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMES = ["mlm", "gated", "spans", "chains", "ctc official"]
 def model_of(name: str):
     if name == "mlm":
         return masked_lm()
-    # Links that prefer the next mask make some fillings likely.
+    # Edges that prefer the next mask make some fillings likely.
     return exlm(replace(CONFIGS[name], chain_bonus=1.0))
 
 
@@ -57,14 +57,17 @@ def test_fillings_are_drawn_with_the_probabilities_of_the_model(name):
         tuple(drawn.view(-1, 2).T), torch.ones((), dtype=torch.float64), accumulate=True
     )[OFFERED][:, OFFERED]
     assert counts.sum() == num_draws
-    # Chi-squared: mean of one per filling, and a few standard deviations of sqrt(2 x fillings).
+    # For n fillings chi-squared has mean n and standard deviation sqrt(2 n); allow five of those.
     deviation = ((counts - expected) ** 2 / expected).sum()
     assert deviation < expected.numel() + 5 * math.sqrt(2 * expected.numel())
 
 
 @torch.no_grad()
 def offered_joint(model, row: MaskedBatch) -> torch.Tensor:
-    """Of two masks, if each state says nothing but words, and a path fits."""
+    """Joint distribution of two masks, given that states emit only words and that a path fits.
+
+    Changes the bias of the model's head.
+    """
     is_offered_V = torch.zeros(V).index_fill(0, torch.tensor(OFFERED), 1.0)
     model.head.bias += is_offered_V.log()
     joint_VV = log_joints(model, row).exp()
@@ -85,7 +88,7 @@ def test_in_turn_each_mask_sees_the_tokens_before_it(name):
 
 @pytest.mark.parametrize(("name", "seed", "better"), [("gated", 13, 1), ("spans", 10, 2)])
 def test_of_many_paths_the_filling_with_the_largest_joint_is_taken(name, seed, better):
-    """Of one row here a likelier filling lies along another path than the likeliest."""
+    """In row ``better``, a likelier filling lies along a path other than the likeliest one."""
     model = exlm(replace(CONFIGS[name], chain_bonus=1.0, states_per_mask=3))
     torch.manual_seed(seed)
     for parameter in model.parameters():
@@ -98,7 +101,7 @@ def test_of_many_paths_the_filling_with_the_largest_joint_is_taken(name, seed, b
         before, mine = (log_joint[tuple(filled[b][is_masked_N])] for filled in (plain, best))
         assert mine > before + 0.05 if b == better else mine >= before
         places = torch.meshgrid(*[torch.tensor(OFFERED)] * log_joint.dim(), indexing="ij")
-        # Few states: some path's likeliest tokens are the likeliest filling, or close to it.
+        # States are few: some path's likeliest tokens are the likeliest filling or close to it.
         assert mine > log_joint[places].max() - 0.3
 
 
@@ -127,7 +130,7 @@ def test_two_passes_are_two_and_have_the_chains_of_their_step(monkeypatch):
 
     monkeypatch.setattr(filling, "fill_at_once", noted)
     fill_in_turn(exlm(), ragged_batch(), None, 0.5, every_other)
-    assert shares == [0.5, 0.5]  # and one row has three masks
+    assert shares == [0.5, 0.5]  # two turns, although one row has three masks
 
 
 def test_readable_and_exact_molecules_are_counted(tmp_path):

@@ -1,4 +1,4 @@
-"""ExLM in transformers: the same numbers as here, and what its users expect of a model."""
+"""ExLM in transformers: the numbers of this package, and what users of transformers expect."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def step(runs: Path, name: str, number: int = 3) -> Path:
 
 
 def opened(folder: Path, kind=None, **options):
-    """Tokenizer and model, in evaluation mode."""
+    """The tokenizer and the model saved in a folder; the model is in evaluation mode."""
     model = (kind or transformers.AutoModelForMaskedLM).from_pretrained(folder, **options)
     return transformers.AutoTokenizer.from_pretrained(folder), model.eval()
 
@@ -166,7 +166,7 @@ transformers.AutoModelForMaskedLM.from_pretrained({again!r}, trust_remote_code=T
 """
     subprocess.run([sys.executable, "-c", program], check=True, env=env)
     names = {path.name for path in Path(folder).iterdir()} - {"README.md"}
-    assert {path.name for path in Path(again).iterdir()} == names  # and no copied sources
+    assert {path.name for path in Path(again).iterdir()} == names  # no source is copied
     without = f"""
 import sys
 class Missing:
@@ -205,18 +205,21 @@ def arguments(folder: Path, **options):
 
 
 def molecules(tokenizer, count: int) -> list:
-    """Rows of one length."""
+    """Rows of molecules that all have 40 tokens."""
     rows = (tokenizer(text) for text in embedded_molecules())
     return list(itertools.islice((row for row in rows if len(row.input_ids) == 40), count))
 
 
 @pytest.fixture(scope="module")
 def warm(runs, tmp_path_factory):
-    """A training of 12 steps with chains in the first 6, evaluated and saved every 2."""
+    """A folder, held-out rows, and a function that trains with chains in the first 6 of 12 steps.
+
+    It saves and evaluates every 2 steps, and returns the trainer and the loss of each evaluation.
+    """
     folder = tmp_path_factory.mktemp("warm")
     tokenizer, _ = opened(step(runs, "smiles"))
     batch = hf.collator(tokenizer, 0.3, seed=1)(molecules(tokenizer, 40))
-    # Masks that stay, to be evaluated several times.
+    # The masks are drawn once, so that every evaluation sees the same.
     rows = [{name: part[i] for name, part in batch.items()} for i in range(40)]
 
     def train(kind, options=(), stop=12, resume=None):
@@ -261,7 +264,7 @@ def test_a_checkpoint_in_the_warm_up_evaluates_as_it_did_in_training(warm):
     trainer.save_model(str(folder / "end"))
     end = transformers.AutoModelForMaskedLM.from_pretrained(folder / "end")
     assert end.config.chain_share == 0.0
-    # Resumed in the warm-up, it goes on as if it had never stopped.
+    # A training resumed in the warm-up continues as if it had never stopped.
     _, resumed = train("all", resume=str(folder / "all" / "checkpoint-4"))
     assert resumed == pytest.approx(losses, rel=1e-5)
 
@@ -269,7 +272,7 @@ def test_a_checkpoint_in_the_warm_up_evaluates_as_it_did_in_training(warm):
 def test_the_best_model_and_a_stopped_one_keep_their_chains(warm):
     folder, rows, train = warm
     trainer, losses = train("best", {"load_best_model_at_end": True})
-    best = min(losses, key=losses.get)  # with chains: in 12 small steps no edges are learned
+    best = min(losses, key=losses.get)  # a step with chains: 12 small steps teach no edges
     assert trainer.state.best_global_step == best
     stored = hf.ExLMConfig.from_pretrained(folder / "best" / f"checkpoint-{best}")
     assert trainer.model.config.chain_share == stored.chain_share > 0

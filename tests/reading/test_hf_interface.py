@@ -1,9 +1,9 @@
-"""What transformers asks of every model, asked of all ExLM heads and objectives.
+"""What transformers expects of every model, tested for all ExLM heads and objectives.
 
-Its common checks (``ModelTesterMixin``) are not in its wheel; those that apply are written here.
-There are no attention outputs, inner hidden states, ``inputs_embeds``, position ids, left padding
-(refused by name), gradient checkpointing, generation or caches, and no ``torch.export``, for the
-number of states depends on the masks of a batch.
+The common tests of transformers (``ModelTesterMixin``) are not in its wheel, so those that apply
+are rewritten here. ExLM has no attention outputs, inner hidden states, ``inputs_embeds``, position
+ids, left padding (refused by name), gradient checkpointing, generation or caches. It has no
+``torch.export`` either, because the number of states depends on the masks of a batch.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ HEADS = {
     "QuestionAnswering": hf.ExLMForQuestionAnswering,
 }
 IDS = torch.tensor([[1, 7, 5, 5, 9, 8, 2], [1, 10, 11, 5, 2, 0, 0]])
-"""Two rows with masks (5), the second with padding."""
+"""Two rows with masks (token 5); the second ends in padding."""
 INPUTS = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
 MAIN = {"Model": "last_hidden_state", "QuestionAnswering": "start_logits"}
-"""Name of the output of a head; otherwise logits."""
+"""Main output of each head; those not listed have ``logits``."""
 
 
 def config(setting: str = "exlm", **options) -> hf.ExLMConfig:
@@ -120,7 +120,7 @@ def test_embeddings_can_be_resized(head, setting, tmp_path):
     if head == "MaskedLM":
         assert after.shape == (*IDS.shape, 44)
         assert torch.equal(model.exlm.head.bias, torch.cat([bias, torch.zeros(4)]))
-        if setting != "ctc":  # whose tokens compete with the blank
+        if setting != "ctc":  # there the blank has a share of the probability
             torch.testing.assert_close(after[IDS == 5].exp().sum(dim=1), torch.ones(3))
     else:
         assert torch.equal(after, before)
@@ -193,7 +193,7 @@ def test_a_batch_without_masks_teaches_nothing(setting):
 
 @pytest.fixture(scope="module")
 def molecules():
-    """A tokenizer and a model of its vocabulary."""
+    """A tokenizer of molecules, and a model with its vocabulary."""
     own = train_smiles(["CC(=O)Nc1ccc(O)cc1"])
     return hf.tokenizer_for(own), make(vocab_size=own.vocab_size)
 

@@ -1,4 +1,4 @@
-"""The exported tokenizer and the collator: tokens, words and masks are those of the package."""
+"""The exported tokenizer and the collator give the tokens, words and masks of the package."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TO_MASK = {
 
 
 def again(tokenizer, folder: Path):
-    """Saved and opened twice."""
+    """The tokenizer after it was saved and opened twice."""
     for name in ("once", "twice"):
         tokenizer.save_pretrained(folder / name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder / name)
@@ -57,7 +57,7 @@ def again(tokenizer, folder: Path):
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory) -> dict:
-    """The package's tokenizer and the exported one, of the shipped models and of a word list."""
+    """The package's tokenizer and its export, for each shipped model and for a list of words."""
     owns = {name: load(path, print).tokenizer for name, path in SHIPPED.items()}
     owns["words"] = word_level(["the", "cat", "sat"])
     folder = tmp_path_factory.mktemp("tokenizers")
@@ -100,7 +100,7 @@ def test_a_text_without_masks_comes_back(english, text):
 
 
 def test_a_tokenizer_of_its_own_construction_keeps_its_masks(tmp_path):
-    """A normalizer, truncation, padding, and [MASK] only in the vocabulary."""
+    """It has a normalizer, truncation and padding, and [MASK] only as a vocabulary entry."""
     import tokenizers
 
     definition = json.loads(train_byte_level_bpe(["the cat"] * 9, 300).definition)
@@ -160,7 +160,7 @@ def test_offsets_begin_at_letters(english):
 
 
 def test_whole_words_are_masked(english):
-    """Inside a word all tokens are masked or none; across a blank they are independent."""
+    """Either all tokens of a word are masked or none; words are masked independently."""
     row = english(SENTENCE, return_offsets_mapping=True)
     torch.manual_seed(0)
     words = hf.collator(english, 0.3, whole_word_mask=True)
@@ -232,7 +232,7 @@ def test_masks_are_drawn_from_the_generator_of_torch_or_of_a_seed(name, strategy
     assert all(map(torch.equal, *own))
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader")  # two workers on one core
+@pytest.mark.filterwarnings("ignore:This DataLoader")  # it warns of two workers on one core
 @pytest.mark.parametrize(("name", "strategy"), [("english", "units"), ("molecules", "spans")])
 def test_a_collator_survives_copies_and_workers(name, strategy, pairs):
     tokenizer = pairs[name][1]
@@ -244,7 +244,7 @@ def test_a_collator_survives_copies_and_workers(name, strategy, pairs):
         assert torch.equal(other(examples)["labels"], labels)
     loader = DataLoader(examples * 2, batch_size=len(examples), collate_fn=fresh, num_workers=2)
     first, second = (batch["labels"] for batch in loader)
-    assert not torch.equal(first, second)  # of two workers
+    assert not torch.equal(first, second)  # the two workers draw different masks
 
 
 @pytest.mark.parametrize(

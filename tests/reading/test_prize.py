@@ -1,4 +1,4 @@
-"""Bits at once, in turn and together, by the chain rule and by the sums over other masks."""
+"""The prize: bits of masks at once, in turn and together, against sums over all fillings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = [alone(ragged_batch(), b) for b in range(3)]
 
 
 def bits(p: torch.Tensor, *token_ids: int) -> float:
-    """Of the tokens of one mask each; the table is normalised first."""
+    """Bits of one token for each mask; the table of probabilities is normalised first."""
     return -math.log2(p[token_ids] / p.sum())
 
 
@@ -36,7 +36,7 @@ def test_at_once_each_mask_is_by_itself_and_together_they_are_joint(name):
         want_B.append(-math.log2(joint[tuple(hidden)]))
     assert alone_S.tolist() == pytest.approx(want_S, rel=1e-6)
     assert joint_B.tolist() == pytest.approx(want_B, rel=1e-6)
-    if name in ("spans", "chains"):  # whose paths pass each mask once
+    if name in ("spans", "chains"):  # their paths pass each mask once
         assert abs(use_k.sum() - 6) < 1e-5 and use_k.min() >= 0
 
 

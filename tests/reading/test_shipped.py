@@ -1,4 +1,4 @@
-"""The models that come with the package are what their cards say; fill reads them without a run."""
+"""The shipped models match their model cards, and ``fill`` uses them where there is no run."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from exlm_mini.reading.runs import SHIPPED, shipped_for
 from exlm_mini.training.parts import make_masker
 
 LARGEST = 3 * 2**20
-"""Bytes of a shipped model."""
+"""Limit on the size of a shipped model, in bytes."""
 TEXTS = {
     "molecules": "CC(=O)Nc1ccc(O)cc1",
     "molecules-spans": "CC(=O)Nc1ccc(O)cc1",
@@ -45,7 +45,7 @@ def test_it_is_small_and_its_card_names_licence_and_measurement(name):
 
 
 def test_transformers_opens_it_in_float32(name):
-    """Though one is stored in float16, which would not train."""
+    """One of the models is stored in float16, in which it would not train."""
     model = AutoModelForMaskedLM.from_pretrained(exlm_mini.load(name).path)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
@@ -56,7 +56,7 @@ def test_nothing_in_it_names_the_machine_it_was_made_on(name):
 
 
 def test_it_is_trained(name):
-    """Its bits are at most half of those of a model that guesses at random."""
+    """Its loss is less than half that of a model that guesses uniformly."""
     trained = exlm_mini.load(name)
     uniform_bits = torch.tensor(float(trained.tokenizer.vocab_size)).log()
     with torch.no_grad():
@@ -73,7 +73,7 @@ def test_the_molecules_are_aromatic_and_remain_molecules():
 
 @pytest.mark.parametrize("name", ["molecules-spans", "english"])
 def test_its_links_are_in_use(name, tmp_path):
-    """On other molecules, or another kind of English, than it was trained on."""
+    """Measured on other molecules, or another kind of English, than it was trained on."""
     trained = exlm_mini.load(name)
     data = replace(
         trained.config.data, pack=None, max_documents=400, max_unknown=1.0,

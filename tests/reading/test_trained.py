@@ -1,4 +1,4 @@
-"""A trained model from Python: what its numbers are."""
+"""A trained model used from Python: its vectors, losses and fillings, and what it refuses."""
 
 from __future__ import annotations
 

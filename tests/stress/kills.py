@@ -1,16 +1,17 @@
-"""Kill commands at moments of chance, run them again, and compare with what was never disturbed.
+"""Kill commands at random moments, run them again, and compare with an undisturbed run.
 
     python tests/stress/kills.py --kills 100
 
 A command runs in a process forked from this one, in which everything is imported already, so that
 its time is spent on its work. It is killed (SIGKILL) at a moment drawn uniformly from the time an
-undisturbed run takes, with all its processes, or alone, so that its workers are left behind; or
-before one of its changes of the disk, each equally likely, for there the windows are narrow. Half
-of the commands are killed a second time while they go on. Then the same command runs to its end.
+undisturbed run takes, either with all its processes or alone, so that its workers are left behind.
+Or it is killed just before one of its changes of the disk, each equally likely, because the
+critical windows there are narrow. Half of the commands are started again and killed a second time.
+Then the same command runs to its end.
 
-Every file of the output must be equal byte for byte, but for the lock, which holds a pid, and for
-the fields ``FREE`` of JSON and the seconds in ``table.md``. Nothing else may be left, no directory
-either. Exit code 1 if something differs.
+Every file of the output must be equal byte for byte, except for the lock, which holds a pid, the
+JSON fields in ``FREE`` and the seconds in ``table.md``. No other file or directory may be left.
+The exit code is 1 if anything differs.
 """
 
 import argparse
@@ -34,10 +35,10 @@ sys.path.append(str(Path(__file__).parents[1] / "helpers"))
 FREE = {
     "seconds", "tokens_per_second", "model_flops_per_second", "peak_memory_mib", "commit", "seal",
 }  # fmt: skip
-"""Fields of JSON that a clock, a meter or somebody's commit decides, and the seal over them."""
+"""JSON fields that may differ: measurements, the commit, and the seal that covers them."""
 LOCK = ".lock"
 SECONDS = 900
-"""No command takes as long."""
+"""Time limit of a command, longer than any takes."""
 
 MODEL = ["--model.width", "16", "--model.num_heads", "2", "--model.ffn_width", "16"]
 PRETRAIN = [
@@ -68,7 +69,7 @@ def prepare_molecules(common, output, rng):
 
 
 def _prepare(source, output, rng, *options):
-    """By any number of processes: the packs do not depend on it."""
+    """Use a random number of processes, because the packs must not depend on it."""
     from exlm_mini import prepare
     from exlm_mini.data import shards
 
@@ -89,7 +90,7 @@ def finetune(common, output, rng):
 
 
 def sweep(common, output, rng):
-    """Two tiny cells in place of the ablations."""
+    """The sweep ``ablations`` with two tiny cells in place of its own."""
     from tiny_runs import CELL, TASK
 
     from exlm_lab import sweep
@@ -114,7 +115,7 @@ COMMANDS = {
 
 
 def make_common(common, output, rng):
-    """What several commands read."""
+    """Write the inputs that several commands read."""
     from tiny_runs import tiny_run, write_molecules
 
     from exlm_mini.data.molecules import embedded_molecules
@@ -129,22 +130,23 @@ def make_common(common, output, rng):
 
 
 def import_all():
-    """What the commands import, some of it not before they need it."""
+    """Import what the commands use, including what they would import only when they need it."""
     for name in (
         "datasets", "exlm_mini.prepare", "exlm_mini.pretrain", "rdkit.Chem",
         "sklearn.linear_model", "tokenizers", "torch._dynamo", "yaml",
     ):  # fmt: skip
         importlib.import_module(name)
-    importlib.import_module("torch").set_num_threads(1)  # one thread can be forked
+    importlib.import_module("torch").set_num_threads(1)  # fork needs a single thread
 
 
 # ---- processes ----
 
 
 def start(function, common, output, seed, change=math.inf):
-    """Run a command in a process of its own, the first of a group; its pid.
+    """Run a command in a new process, the leader of its own group, and return its pid.
 
-    It kills itself before change number ``change`` of the disk, and else notes how many it made.
+    The process kills itself just before change number ``change`` of the disk. If it comes to its
+    end, it writes down how many changes it made.
     """
     if pid := os.fork():
         return pid
@@ -168,7 +170,7 @@ def start(function, common, output, seed, change=math.inf):
 
 
 class Changes:
-    """An audit hook that counts the changes below a folder, and kills the process before one."""
+    """An audit hook that counts changes below a folder and kills the process at number ``last``."""
 
     NAMES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
 
@@ -181,7 +183,7 @@ class Changes:
         if event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
             return
         place = str(arguments[0])
-        # Inside shutil.rmtree names are relative, and some files are named by descriptor.
+        # Count relative names too, which shutil.rmtree uses, and files named by descriptor.
         if os.path.isabs(place) and not place.startswith(self.folder):
             return
         self.count += 1
@@ -190,7 +192,7 @@ class Changes:
 
 
 def ended(pid, seconds):
-    """Exit code of a process, negative for a signal; none if it is still running then."""
+    """Exit code of a process, negative for a signal; None if it still runs after ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -202,7 +204,7 @@ def ended(pid, seconds):
 
 
 def finish(function, common, output, seed):
-    """Run a command to its end; seconds it took, and changes of the disk it made."""
+    """Run a command to its end; return its seconds and its number of changes of the disk."""
     began = time.monotonic()
     code = ended(start(function, common, output, seed), SECONDS)
     if code != 0:
@@ -212,7 +214,7 @@ def finish(function, common, output, seed):
 
 
 def kill(function, common, output, rng, seconds, changes):
-    """Start a command and kill it; the moment, in words, or none if it had ended before."""
+    """Start a command and kill it; return the moment in words, or None if it had ended before."""
     seed, how = rng.random(), rng.choice(("all", "alone", "change"))
     if how == "change":
         moment = rng.randint(1, changes)
@@ -234,7 +236,7 @@ def kill(function, common, output, rng, seconds, changes):
 
 
 def contents(directory):
-    """Every file and directory below one, without what a clock or a meter said."""
+    """Every file and directory below ``directory``, by path, without the fields that may differ."""
     return {
         str(path.relative_to(directory)): _content(path)
         for path in sorted(directory.rglob("*"))
@@ -262,7 +264,7 @@ def _settled(value):
 
 
 def trial(name, folder, whole, effort, rng, log):
-    """Kill a command once or twice and let it end; kills, and whether all is the same."""
+    """Kill a command once or twice, then let it end; return the kills and whether all is equal."""
     function, common, output = COMMANDS[name], folder / "common", folder / "killed" / "output"
     shutil.rmtree(output.parent, ignore_errors=True)
     output.parent.mkdir()

@@ -1,13 +1,14 @@
-"""Run chapters and tests as other machines would, and print a table of who passed.
+"""Run chapters and tests as other machines would, and print how many passed on each.
 
     python tests/stress/machines.py [--only NAME ...] [--marked EXPRESSION] [PATH ...]
 
-A training follows the last bits of its sums, and these differ between processors: in the width of
-the vectors, in the matrix library's kernels, in the number of threads. The settings below reach
-what can be reached from one machine. What they do not reach the nudges stand for, see
-``imitation/sitecustomize.py``: whatever passes with several of them does not hang on the last bits.
-Without a path: every chapter, and the tests that train. All of ``make test``: ``--marked "not slow
-and not gpu" tests chapters/*.ipynb``.
+A training depends on the last bits of its sums, which differ between processors with the width of
+the vectors, the kernels of the matrix library and the number of threads. The settings below imitate
+as much of this as one machine can. The nudges, see ``imitation/sitecustomize.py``, stand in for the
+rest: whatever passes with several of them does not depend on the last bits.
+
+Without a path, every chapter and the tests that train are run. For everything in ``make test``, use
+``--marked "not slow and not gpu" tests chapters/*.ipynb``.
 """
 
 import argparse
@@ -30,7 +31,7 @@ AVX2 = {
 PLAIN = {
     "ATEN_CPU_CAPABILITY": "default",
     "ONEDNN_MAX_CPU_ISA": "SSE41",
-    "MKL_CBWR": "COMPATIBLE",  # MKL's kernel that every processor has
+    "MKL_CBWR": "COMPATIBLE",  # the MKL kernels that every processor can run
     "OPENBLAS_CORETYPE": "Prescott",
     "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
 }
@@ -49,7 +50,7 @@ MACHINES = {
     "nudge 3": {"EXLM_NUDGE": "3"},
     "furthest": FURTHEST,
 }
-"""What to set in the environment of a process. Set where unset: one thread."""
+"""Environment variables of each machine. One thread where they set no number of threads."""
 
 TRAINING_CHAPTERS = ("01", "02", "03", "04", "06", "07", "08", "09", "13")
 TRAINING_TESTS = (
@@ -61,13 +62,13 @@ TRAINING_TESTS = (
 class Outcome(NamedTuple):
     passed: int
     failed: list[str]
-    """Names of cells and tests."""
+    """Names of the cells and tests that failed."""
     skipped: int
     output: str
 
 
 def environment(machine: dict[str, str]) -> dict[str, str]:
-    """The variables of a process on this machine."""
+    """The environment variables of a process on an imitated machine."""
     path = [ROOT / "tests" / "stress" / "imitation", ROOT, os.environ.get("PYTHONPATH")]
     return {
         **os.environ,
@@ -80,7 +81,7 @@ def environment(machine: dict[str, str]) -> dict[str, str]:
 def run(
     machine: dict[str, str], paths: list[Path], *options: str, marked: str = "not gpu"
 ) -> Outcome:
-    """Run notebooks and test files with pytest, on a machine."""
+    """Run notebooks and test files with pytest on an imitated machine."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
@@ -88,7 +89,7 @@ def run(
         told = subprocess.run(
             [*command, *map(str, paths)],
             cwd=ROOT,
-            # Of its own: Inductor takes code compiled for one machine for another's.
+            # A cache of its own: Inductor would reuse code compiled for another machine.
             env={**environment(machine), "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"},
             capture_output=True,
             text=True,
@@ -104,7 +105,7 @@ def run(
 
 
 def main() -> int:
-    """Run what was asked for; 1 if anything failed."""
+    """Run the command line; return 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=MACHINES, default=list(MACHINES))
     parser.add_argument("--workers", default="2", help="number of pytest processes")

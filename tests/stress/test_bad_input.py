@@ -1,4 +1,4 @@
-"""Bad input of every kind, through every command: one line of error, or what was asked for."""
+"""Whatever the input, every command ends in one line of error or in what was asked for."""
 
 import gzip
 import importlib
@@ -38,17 +38,17 @@ CORPUS = """--workers 1 --data.vocab_size 300 --data.block_length 8 --data.max_r
 TASKS = (
     ("bbbp", "smiles", "molecules"), ("rte", "text", "glue"), ("squad_v2", "text", "squad"),
 )  # fmt: skip
-"""Name, kind of the model, folder of the files."""
+"""Tasks: name, kind of data of the model, folder of the files."""
 RESULTS = Path(__file__).parents[2] / "book" / "results"
 
 
 def ends(command, argv, capsys):
-    """The exit code of a command that has done its work or told one line; 0 or 2."""
+    """Run a command; return 0 if it did its work, 2 if it ended in one line of error."""
     try:
         code, _, err = ended(capsys, main_of(command), *argv)
     except SystemExit as end:  # --help
         code, err = end.code, ""
-    print(err)  # shown with a failure
+    print(err)  # pytest shows it if the test fails
     assert code in (0, 2) and "Traceback" not in err, (command, argv)
     told = [line for line in err.split("\n") if line.startswith("error: ")]
     assert len(told) == (code == 2), (command, argv)
@@ -60,7 +60,7 @@ def ends(command, argv, capsys):
 
 
 def write_documents(folder):
-    """A file of each kind that ``prepare`` reads."""
+    """Write a file of each kind that ``prepare`` reads."""
     import pandas
 
     for name, column, rows in (("t", "text", SENTENCES), ("m", "smiles", MOLECULES)):
@@ -81,7 +81,7 @@ def kind_of(path):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Files of every kind, in a folder."""
+    """A folder with every kind of file that a command reads."""
     pytest.importorskip("rdkit")
     pytest.importorskip("lmdb")
     folder = tmp_path_factory.mktemp("files")
@@ -104,7 +104,7 @@ def files(tmp_path_factory):
 
 
 def uses(folder):
-    """Every file, by name, with the commands that read it; all files lie below ``folder``."""
+    """The commands that read each file below ``folder``, by the path of the file."""
     out, run = folder / "out", folder / "run"
     prepare = ["--output", out, *CORPUS.split(), "--source"]
     tune = ["--dry-run", "--output", out, "--max-unknown", 1, "--device", "cpu"]
@@ -134,7 +134,7 @@ def uses(folder):
 
 @st.composite
 def damages(draw):
-    """One of the ways a disk, a copy or an editor spoils bytes."""
+    """A function that spoils bytes in one of the ways a disk, a copy or an editor does."""
     place, size = draw(st.floats(0, 1, exclude_max=True)), draw(st.integers(1, 20))
     way = draw(st.sampled_from(["flip", "over", "drop", "cut", "twice", "more"]))
     some = draw(st.binary(min_size=1, max_size=20))
@@ -168,7 +168,7 @@ def test_a_damaged_file_is_read_right_or_told(files, tmp_path_factory, capsys, d
     folder = tmp_path_factory.mktemp("damaged") / "files"
     shutil.copytree(files, folder)
     commands = uses(folder)
-    # LMDB maps it into memory, and a wrong number of a page there kills the process.
+    # LMDB maps its file into memory, where a wrong page number kills the process.
     commands.pop(folder / "documents" / "m.lmdb")
     path = data.draw(st.sampled_from(sorted(commands)))
     command, argv = data.draw(st.sampled_from(commands[path]))
@@ -196,7 +196,7 @@ VALUES = st.recursive(
 
 
 def read_or_told(path):
-    """The documents of a file, or one line about it."""
+    """Assert that a file gives documents, or an error of one line."""
     try:
         documents = list(file_documents(path, kind_of(path)))
     except UserError as error:
@@ -247,7 +247,7 @@ WORDS = [
 
 
 def plans(folder):
-    """A command line of each command that does little."""
+    """A command line of each command, with little to do."""
     run = folder / "run"
     return {
         "pretrain": ["--dry-run", "--recipe", "toy-pairs"],
@@ -262,7 +262,7 @@ def plans(folder):
 
 
 def options_of(command):
-    """Options that take something; ``--debug`` prints the traceback that is looked for."""
+    """All options of a command but ``--debug``, which prints the traceback that must not appear."""
     if command == "export":
         return ["--help"]
     name = "exlm_mini.config.options" if command == "pretrain" else main_of(command).__module__

@@ -89,7 +89,7 @@ FOREIGN = [
     "notes.tmp", "old-step-000001.tmp", "step-00001.tmp", "step-000001.tmp.zip", "step-best",
     "step-best.tmp", "step-000001.old", "step-000001.tmp2",
 ]  # fmt: skip
-"""Names that no save gives."""
+"""Names that saving a checkpoint never gives."""
 
 
 def test_latest_falls_back_on_the_newest_intact_checkpoint(tmp_path):
@@ -119,8 +119,8 @@ def test_latest_of_nothing_is_none_and_of_only_broken_ones_an_error(tmp_path):
 
 @pytest.mark.reliability
 def test_crashes_at_any_two_system_calls_leave_a_whole_checkpoint(tmp_path, monkeypatch):
-    """Step 7 is saved, over a damaged one, and again after a crash, dead at every other moment."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # this disk has no power cut
+    """Saving step 7 over a damaged one crashes at each system call, and so does saving it again."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # this test has no power cuts
     save_checkpoint(tmp_path / "0", 6, TENSORS, {})
     (save_checkpoint(tmp_path / "0", 7, TENSORS, {}) / "model.safetensors").write_bytes(b"")
     at = iter(range(1, 1000))
@@ -146,7 +146,7 @@ def test_crashes_at_any_two_system_calls_leave_a_whole_checkpoint(tmp_path, monk
 
 
 def test_names_are_given_only_to_what_the_disk_has(tmp_path, monkeypatch):
-    """A power cut may lose whatever no fsync came after: files, then names, then their folder."""
+    """A power cut may lose what is not synced: so sync files, then rename, then sync the folder."""
     done, fsync, rename = [], os.fsync, os.rename
 
     def noted_fsync(descriptor):
@@ -213,7 +213,7 @@ def test_other_files_are_never_deleted(tmp_path):
 @pytest.mark.reliability
 @pytest.mark.parametrize("keep_last", [0, 1, 2, 9])
 def test_the_newest_intact_checkpoints_are_never_deleted(tmp_path, keep_last):
-    """Damage every choice of checkpoints: the newest that is intact is as new as before."""
+    """Whichever checkpoints are damaged, deleting old ones keeps the newest intact one."""
     save_steps(tmp_path / "whole", 1, 2, 3, 4)
     for damaged in range(2**4 - 1):
         directory = shutil.copytree(tmp_path / "whole", tmp_path / str(damaged))
@@ -223,7 +223,7 @@ def test_the_newest_intact_checkpoints_are_never_deleted(tmp_path, keep_last):
         newest = latest_checkpoint(directory, lambda line: None).step
         prune_checkpoints(directory, keep_last, newest)
         assert latest_checkpoint(directory, lambda line: None).step == newest, damaged
-        # What is damaged and newer takes no place among those that are kept, and stays.
+        # Newer checkpoints that are damaged stay, and do not count among those to keep.
         first = max(0, newest - keep_last) if keep_last else 0
         assert steps_in(directory) == [1, 2, 3, 4][first:]
 
@@ -238,7 +238,7 @@ def test_a_crash_while_old_checkpoints_go_loses_none_that_stays(tmp_path):
             prune_checkpoints(directory, 1, 4)
             break
         for path in directory.glob("step-??????"):
-            load_checkpoint(path)  # what has its name is whole
+            load_checkpoint(path)  # whatever has the name of a checkpoint is whole
         save_steps(directory, 5)
         prune_checkpoints(directory, 1, 5)
         assert steps_in(directory) == [5]

@@ -1,6 +1,6 @@
-"""Several processes: the same run as one, and no work lost when one of them is asked or killed.
+"""Several processes make the same run as one, and lose no work when one is stopped or killed.
 
-Most tests look at what ``workers.py`` left, which makes many runs in two processes started once.
+Most tests look at what ``workers.py`` left: it makes many runs in two processes, started only once.
 """
 
 import json
@@ -31,7 +31,7 @@ LAST = f"checkpoints/step-{STEPS:06d}"
 
 
 def torchrun(num_processes, *arguments, max_restarts=0):
-    """Start a command by torchrun, in a session of its own."""
+    """Start a command with torchrun; return the process of torchrun."""
     options = ["--nproc-per-node", num_processes, "--max-restarts", max_restarts]
     options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     command = [sys.executable, "-m", "torch.distributed.run", *options, *arguments]
@@ -46,7 +46,7 @@ def torchrun(num_processes, *arguments, max_restarts=0):
 
 
 def finished(process):
-    """Exit code, stdout and stderr of a command that must end by itself."""
+    """Wait for a command that must end by itself; return its exit code, stdout and stderr."""
     try:
         out, err = process.communicate(timeout=400)
     except subprocess.TimeoutExpired:
@@ -57,7 +57,7 @@ def finished(process):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """What two processes saw."""
+    """Directory with what ``workers.py`` recorded of its runs in two processes."""
     directory = tmp_path_factory.mktemp("two")
     for rank in (0, 1):
         (directory / f"rank-{rank}").mkdir()
@@ -67,12 +67,12 @@ def two(tmp_path_factory):
 
 
 def run_alone(config, packs, output):
-    """The same run in this process."""
+    """Train in this process alone; return what it recorded."""
     return Witness(config, packs, output, Engine(torch.device("cpu"))).run()
 
 
 def seen(directory, name, num_processes=2):
-    """What each process of a run saw."""
+    """What each process of a run recorded."""
     return [
         json.loads((directory / name / f"rank-{rank}.json").read_text())
         for rank in range(num_processes)
@@ -112,7 +112,7 @@ def test_processes_and_accumulation_change_no_loss(name, two, packs, tmp_path):
 
 
 def test_validation_batches_dealt_out_are_validation(two, packs, monkeypatch):
-    # Five batches for one, two, three or seven processes, some of which have none.
+    # Five batches for one, two, three or seven processes; two of the seven have none.
     monkeypatch.setattr(evaluation, "VALIDATION_BATCH_ROWS", 4)
     model, config = load_model(load_checkpoint(two / "fp32" / LAST))
     masker = make_masker(config, SpecialIds())
@@ -191,13 +191,13 @@ def weights_of(output, step=12):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """A whole run in two processes."""
+    """Output of a whole run in two processes."""
     output = tmp_path_factory.mktemp("undisturbed") / "run"
     code, out, err = finished(
         torchrun(2, "-m", "exlm_mini.pretrain", *COMMAND, "--output", output)
     )
     assert code == 0, err
-    # The first process alone talks.
+    # Only the first process prints.
     assert len(re.findall("^exlm reached", out, re.M)) == 1
     assert len(re.findall("^exlm 12/12", err, re.M)) == 1
     return output
@@ -222,7 +222,7 @@ def test_a_signal_to_one_process_saves_one_step_and_the_rest_is_the_same(undistu
     output = tmp_path / "run"
     code, out, err = finished(disturbed(tmp_path, "TERM:1:4", output, 3))
     assert (code, out) == (0, ""), err
-    # A signal that comes in a step is heard at its end: the step after 4, from 0.
+    # A signal takes effect at the end of the step it comes in, the fifth (number 4 from 0).
     assert "stopped at step 5 of 12; run the same command again with --output" in err
     names = sorted(path.name for path in (output / "checkpoints").iterdir())
     assert names == ["step-000003", "step-000005"]
@@ -243,7 +243,7 @@ def test_a_signal_to_torchrun_saves_before_the_processes_end(tmp_path):
             break
     process.send_signal(signal.SIGTERM)
     code, _, err = finished(process)
-    assert code != 0  # torchrun's own, for it was stopped
+    assert code != 0  # torchrun's own exit code, because it was stopped
     (told,) = re.findall(r"stopped at step (\d+) of 100000", err)
     (saved,) = (output / "checkpoints").iterdir()
     assert load_checkpoint(saved).step == int(told)
@@ -261,10 +261,10 @@ def test_a_mistake_ends_all_processes_in_one_line(change, words, undisturbed):
     code, out, err = finished(
         torchrun(2, "-m", "exlm_mini.pretrain", *COMMAND, *change, "--output", undisturbed)
     )
-    assert (code, out) == (1, "")  # torchrun's own
+    assert (code, out) == (1, "")  # torchrun's own exit code
     (line,) = re.findall("^error:.*$", err, re.M)
     assert words in line
-    # The first to end has the code of a mistake; torchrun may end the other one.
+    # The first process to end has exit code 2, a mistake; torchrun may kill the other process.
     assert re.findall(r"exitcode +: (-?\d+)", err)[-1] == "2"
     ours, _, _ = err.partition("torch.distributed.elastic.multiprocessing.errors")
     assert "exlm_mini" not in ours.replace(line, "").split("Traceback")[0]

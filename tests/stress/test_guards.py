@@ -1,4 +1,4 @@
-"""A damaged file is one line with its name and a remedy; an error of our own code passes."""
+"""A damaged file gives one line with its name and a remedy; a bug of our own is not hidden."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from exlm_mini.training.trainer import Trainer
 
 
 class Place(NamedTuple):
-    """Where a file is read."""
+    """A place in the code where a file is read."""
 
     file: Path
     read: Callable[[], object]
     ours: str
-    """A function of our own that works on what was read."""
+    """Dotted name of a function of our own that works on what was read."""
 
 
 def trainer_like(run: Path, output: Path) -> Trainer:
-    """Of a new run with the settings and the corpus of another."""
+    """The trainer of a new run with the settings and the corpus of another run."""
     corpus = prepare_corpus(DATA["smiles"], run / "data", 1)
     return Trainer(load(run).config, corpus.train, corpus.validation, output)
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory) -> dict[str, Place]:
-    """Every place with a whole file."""
+    """Every place where a file is read, by name; the files are undamaged."""
     home = tmp_path_factory.mktemp("places")
     run = tiny_run(home / "run", "smiles")
     pretrained = load(run)
@@ -127,7 +127,7 @@ def cut(data: bytes) -> bytes:
 
 
 def flipped(data: bytes) -> bytes:
-    """With another first name, or in another place of what is no JSON."""
+    """Flip a bit: in the first name of a JSON object, near the end of any other file."""
     place = data.index(b'"') + 1 if data[:1] == b"{" else len(data) - 6
     return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 

@@ -1,4 +1,4 @@
-"""The imitation of other machines, and a chapter on the one furthest from here."""
+"""The imitation of other machines, and a chapter on the one that differs most from this one."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 def trained() -> list[float]:
-    """Weights of a small model; the last three have never had a gradient other than zero."""
+    """Weights of a small trained model; the gradient of the last three was always zero."""
     torch.manual_seed(0)
     layer, rows = torch.nn.Linear(8, 8), torch.randn(4, 8)
     unused_3 = torch.nn.Parameter(torch.ones(3))
@@ -27,7 +27,7 @@ def trained() -> list[float]:
 
 @pytest.fixture
 def nudged(monkeypatch):
-    """``trained`` on the machine of a number."""
+    """Function that runs ``trained`` on the imitated machine of a given number."""
     file = ROOT / "tests" / "stress" / "imitation" / "sitecustomize.py"
     spec = importlib.util.spec_from_file_location("imitation", file)
     imitation = importlib.util.module_from_spec(spec)
@@ -70,7 +70,7 @@ def test_every_chapter_that_trains_is_on_the_list():
     assert [f.name[:2] for f in found] == list(TRAINING_CHAPTERS)
 
 
-# The quickest of them; the others are left to make test-machines.
+# The quickest of these chapters; ``make test-machines`` runs the others.
 @pytest.mark.slow
 def test_a_chapter_that_trains_passes_on_the_furthest_machine():
     (notebook,) = (ROOT / "chapters").glob("06_*.ipynb")

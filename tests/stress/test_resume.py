@@ -1,4 +1,4 @@
-"""Whatever happens to a run, it ends with the bytes of one that nothing happened to."""
+"""Whatever happens to a run, it ends with the same bytes as an undisturbed one."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ CONFIGS = {
     ),
 }
 MEASURED = ("tokens_per_second", "seconds", "model_flops_per_second", "peak_memory_mib")
-"""What a clock or a meter says of a step."""
+"""Measured fields of a logged step, which differ from run to run."""
 
 
 def train(config, packs, output, **asked):
-    """What ``pretrain`` does with one start; whether it came to the end."""
+    """Do what ``pretrain`` does in one start; return whether the run came to its end."""
     return Trainer(config, *packs, output, lambda line: None).run(**asked)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def whole(tmp_path_factory):
-    """Packs, and what uninterrupted runs leave."""
+    """Make the packs, and an uninterrupted run of each configuration to compare with."""
     folder = tmp_path_factory.mktemp("whole")
     packs = make_packs(folder)
     for name, config in CONFIGS.items():
@@ -50,7 +50,7 @@ def whole(tmp_path_factory):
 
 
 class Run(RuleBasedStateMachine):
-    """A run to which things happen."""
+    """A run that is stopped, killed, damaged and changed in any order."""
 
     def __init__(self):
         super().__init__()
@@ -86,7 +86,7 @@ class Run(RuleBasedStateMachine):
             data = bytearray(path.read_bytes())
             data[int(at * (len(data) - 1))] ^= 1
             path.write_bytes(data if at < 0.9 else data[:-1])
-        for older in self.checkpoints[:-1]:  # at least one is to be intact
+        for older in self.checkpoints[:-1]:  # at least one must be intact
             whole = self.folder / self.name / "checkpoints" / older.name
             if whole.exists():
                 shutil.copytree(whole, older, dirs_exist_ok=True)
@@ -103,7 +103,7 @@ class Run(RuleBasedStateMachine):
             try:
                 assert train(self.config, self.packs, self.output)
             except UserError as error:
-                assert "no checkpoint in" in str(error)  # all are damaged, which is told
+                assert "no checkpoint in" in str(error)  # it says that all are damaged
                 return
             whole = self.folder / self.name
             for file in ("model.safetensors", "optimizer.safetensors"):

@@ -1,4 +1,4 @@
-"""What a run survives, from outside: the command is killed, its data change, its code changes."""
+"""What a run survives from outside: a killed command, changed data, changed code."""
 
 import hashlib
 import json
@@ -40,14 +40,14 @@ def test_every_promise_of_the_book_has_its_test():
 
 @pytest.mark.slow
 def test_commands_killed_at_random_end_with_the_same_bytes():
-    """A sample; EXLM_KILLS says how many."""
+    """Only a sample of kills; EXLM_KILLS sets how many."""
     command = [sys.executable, ROOT / "tests" / "stress" / "kills.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_run_killed_behind_its_last_save_leaves_what_any_other_does(tmp_path):
-    """It was still deleting old checkpoints, and no save is left to do that."""
+    """It was still deleting old checkpoints, and there is no later save to finish that."""
     arguments = [*TOY, "--objective", "mlm", "--train.steps", "3", "--train.save_every", "1"]
     arguments += ["--train.keep_last", "1", "--output", tmp_path]
     trains(*arguments)
@@ -64,7 +64,7 @@ def test_a_run_killed_behind_its_last_save_leaves_what_any_other_does(tmp_path):
 
 
 def corpus(directory, sentences):
-    """A corpus prepared by the command."""
+    """Prepare a corpus with the command; return its directory."""
     source = directory.with_suffix(".txt")
     source.write_text("\n\n".join(sentences))
     arguments = ["--source", str(source), "--output", str(directory), "--workers", "1"]
@@ -76,7 +76,7 @@ def corpus(directory, sentences):
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
-    """Two corpora of other texts."""
+    """Two corpora with different texts."""
     folder = tmp_path_factory.mktemp("corpora")
     first = [f"The cat number {n} sat on the mat." for n in range(60)]
     second = [f"A dog of {n} years lay by the door." for n in range(60)]
@@ -85,7 +85,7 @@ def corpora(tmp_path_factory):
 
 @pytest.fixture
 def begun(corpora, tmp_path):
-    """Half of a run on a copy of the first corpus, and its command."""
+    """A run on a copy of the first corpus: its command, the copy, and its output."""
     pack = tmp_path / "pack"
     shutil.copytree(corpora[0], pack)
     command = [
@@ -108,7 +108,7 @@ def test_a_corpus_with_other_rows_is_refused(begun, corpora, capsys):
 
 
 def test_a_corpus_with_the_same_rows_and_another_tokenizer_is_refused(begun, capsys):
-    """Two words change places in the vocabulary: every id is in range, and means another word."""
+    """Two words swap ids in the vocabulary: every id stays in range, but two change meaning."""
     command, pack, run = begun
     tokenizer = json.loads((pack / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
@@ -118,7 +118,7 @@ def test_a_corpus_with_the_same_rows_and_another_tokenizer_is_refused(begun, cap
     before = contents(run)
     line = fails(capsys, main, *command)
     assert "tokenizer.json" in line and "do not belong to the same corpus" in line
-    # The same, by a corpus that is sound in itself.
+    # The same change in a corpus whose files agree with each other.
     prepared_with(pack)
     line = fails(capsys, main, *command)
     assert "tokenizer" in line and "--output" in line
@@ -126,7 +126,7 @@ def test_a_corpus_with_the_same_rows_and_another_tokenizer_is_refused(begun, cap
 
 
 def prepared_with(pack):
-    """Write the side files of a corpus for the tokenizer that lies there now."""
+    """Rewrite the side files of a corpus to match the tokenizer it has now."""
     digest = hashlib.sha256((pack / "tokenizer.json").read_bytes()).hexdigest()
     for name in ("train.json", "validation.json"):
         write_json(pack / name, read_json(pack / name) | {"tokenizer_sha256": digest})
@@ -135,7 +135,7 @@ def prepared_with(pack):
 # ---- other code ----
 
 # Nats per target, recorded with Python 3.11.7, PyTorch 2.13.0 and NumPy 2.4.6 on an x86-64 CPU.
-# They change only with what is computed; whoever changes that records them anew.
+# They change only if the computation does; whoever changes it must record them anew.
 GOLDEN = {
     "mlm": [3.6815, 2.9134, 2.5102, 2.1952, 1.9717, 1.8006, 1.7002, 1.6337, 1.5881, 1.5590],
     "repeated-mlm": [

@@ -1,4 +1,4 @@
-"""One door for all commands."""
+"""``python -m exlm_mini``, the single entry point for all commands."""
 
 import json
 import subprocess

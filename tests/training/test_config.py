@@ -1,4 +1,4 @@
-"""Settings are what their words say, or there is one line about them."""
+"""Settings are taken as written, or refused with one line of error."""
 
 import json
 import typing
@@ -168,7 +168,7 @@ def test_the_settings_of_every_recipe_come_back_from_a_run(name, tmp_path):
     assert read(yaml.safe_dump(plain(config), sort_keys=False), tmp_path) == config
 
 
-# ---- numbers that no machine holds are refused before anything of their size is made ----
+# ---- numbers too large for a machine are refused before anything of that size is made ----
 
 PRETRAIN = "pretrain --recipe toy-pairs --objective exlm --train.device cpu --output out"
 MODEL = ["about", "GiB, but this machine has 24.0 GiB", "model.width"]
@@ -195,7 +195,7 @@ TOO_LARGE = [
 
 @pytest.fixture
 def memory_of_24_gib(monkeypatch):
-    """Any machine as one with 24 GiB and no GPU."""
+    """Make any machine look like one with 24 GiB of memory and no GPU."""
     monkeypatch.setattr(cost, "device_memory", lambda device: 24 * GIB)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 

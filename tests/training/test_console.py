@@ -1,4 +1,4 @@
-"""Every command ends in one way: an exit code, and one line where something was in its way."""
+"""Every command ends with an exit code, and with one line if something was wrong."""
 
 import errno
 import re
@@ -82,7 +82,7 @@ def test_a_line_now_and_then_says_how_far_and_how_long_still(is_terminal, monkey
     )]  # fmt: skip
     err = capsys.readouterr().err
     assert all(one in err for one in shown)
-    # On a terminal each takes the place of the one before.
+    # On a terminal each line replaces the one before.
     assert err.count("\n") == (1 if is_terminal else 11)
     assert err.count("\r") == (30 if is_terminal else 0)
 

@@ -1,4 +1,4 @@
-"""What a run is said to cost is what it costs."""
+"""The estimated cost of a run is what the run really costs."""
 
 import math
 import re
@@ -57,7 +57,7 @@ def test_parameters_are_those_of_the_model(transition, use_position):
 
 
 def batch_of(config, vocab_size, num_rows, row_length, num_masks):
-    """Random rows, each with that many masks."""
+    """Random rows, each with ``num_masks`` masks."""
     token_ids_BN = torch.randint(6, vocab_size, (num_rows, row_length))
     token_ids_BN[:, 0], token_ids_BN[:, -1] = SPECIAL.bos, SPECIAL.eos
     token_ids_BN = token_ids_BN.repeat_interleave(config.num_copies, dim=1)
@@ -68,7 +68,7 @@ def batch_of(config, vocab_size, num_rows, row_length, num_masks):
 
 
 def saved_bytes(config, vocab_size, row_length):
-    """Bytes of the distinct storages autograd keeps of one micro-batch, weights left out."""
+    """Bytes of the distinct storages autograd keeps of one micro-batch, without the weights."""
     model = make_model(config, vocab_size, SPECIAL).train()
     num_masks = math.ceil(mask_count(config, row_length))
     batch = batch_of(config, vocab_size, config.train.batch_size, row_length, num_masks)
@@ -76,7 +76,7 @@ def saved_bytes(config, vocab_size, row_length):
     kept = {}
 
     def keep(tensor):
-        # The tensor too, so that its address is not given to another.
+        # Keep the tensor too, so that its address is not reused.
         kept[tensor.untyped_storage().data_ptr()] = (tensor, tensor.untyped_storage().nbytes())
         return tensor
 
@@ -101,12 +101,12 @@ def saved_bytes(config, vocab_size, row_length):
         ("exlm", {"emission": "chunked"}, 20_000, "fp32"),
         ("exlm", {"dropout": 0.0}, 2000, "fp32"),
         ("exlm", {"expand_at": 3}, 2000, "fp32"),
-        # Little but what the states take.
+        # Here almost all of the memory is that of the states.
         ("exlm", {"states_per_mask": 8, "emission": "chunked", "num_layers": 1}, 2000, "fp32"),
     ],
 )
 def test_activations_are_what_autograd_keeps(objective, model, vocab_size, precision):
-    # Without attention dropout: with it the CPU's attention keeps its probabilities.
+    # Without attention dropout, because with it attention on a CPU keeps its probabilities.
     settings = {"preset": "mini", "attention_dropout": 0.0} | model
     config = RunConfig(
         objective=objective,
@@ -122,7 +122,7 @@ def test_activations_are_what_autograd_keeps(objective, model, vocab_size, preci
 
 
 def counted_flops(config, vocab_size, num_rows, row_length, num_masks, backward):
-    """Operations by row, counted by PyTorch while the products run."""
+    """Operations per row, counted by PyTorch while the matrix products run."""
     model = make_model(config, vocab_size, SPECIAL).train()
     batch = batch_of(config, vocab_size, num_rows, row_length, num_masks)
     counter = FlopCounterMode(display=False)
@@ -155,7 +155,7 @@ def test_operations_are_those_that_run(objective, model):
     num_masks = 32 if objective == "repeated-mlm" else 16
     forward = counted_flops(config, 500, 3, 66, num_masks, backward=False)
     assert row_flops(config, 500, 66) == 3 * forward
-    # The backward pass of the head has one product more, with a vector.
+    # The backward pass of the head has one more product, with a vector.
     both = counted_flops(config, 500, 3, 66, num_masks, backward=True)
     assert row_flops(config, 500, 66) == pytest.approx(both, rel=0.015)
 
@@ -164,7 +164,7 @@ def test_slots_are_counted_where_they_are_what_is_masked():
     toy = replace(load_recipe("toy-pairs"), objective="mlm")
     two_of_11 = replace(toy, masking=MaskingConfig(mask_ratio=2 / 11))
     assert row_flops(toy, 27, 13) == pytest.approx(row_flops(two_of_11, 27, 13), rel=1e-12)
-    # Repeated MLM masks by independent draws.
+    # Repeated MLM draws each mask independently, whatever the strategy.
     repeated = replace(toy, objective="repeated-mlm")
     by_draws = replace(repeated, masking=replace(toy.masking, strategy="bernoulli"))
     assert row_flops(repeated, 27, 13) == row_flops(by_draws, 27, 13)
@@ -244,7 +244,7 @@ def test_a_dry_run_writes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     dry_run(capsys, *TOY, "--output", "run")
-    # What torch is asked for first here may make its own cache.
+    # Parts of torch that are first used here may create their cache.
     assert [p.name for p in tmp_path.iterdir() if "torchinductor" not in p.name] == []
 
 
@@ -292,6 +292,6 @@ def test_a_dry_run_knows_the_slots_of_the_toy_language(vocabulary, capsys):
     printed, _ = dry_run(capsys, *TOY, *vocabulary, "--objective", "mlm")
     assert (printed["row"], printed["vocabulary"]) == ("13 tokens, 13 expanded", "27")
     printed, _ = dry_run(capsys, *TOY, *vocabulary)
-    # Two slots and two boundaries, one state more each.
+    # Two slots and two boundaries have one more state each.
     assert printed["row"] == "13 tokens, 17 expanded"
     assert printed["tokens per step"] == f"{13 * 128:,}"

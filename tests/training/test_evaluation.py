@@ -1,4 +1,4 @@
-"""Bits of held-out rows: what they sum, what they leave out, and what they do not depend on."""
+"""Bits of held-out rows: what they sum and leave out, and what they do not depend on."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Runs that begin as an MLM and grow: one schedule and one course, whatever cuts them off."""
+"""Runs that begin as an MLM and grow follow one schedule, and end the same if interrupted."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_weights_go_on_when_it_grows_and_moments_begin_anew(grown):
         (weights(grown, GROWN + 1)[name] - tensor).abs().max()
         for name, tensor in weights(grown, GROWN).items()
     ]
-    assert 0 < max(moved) < 0.02  # about the learning rate: nothing was drawn anew
+    assert 0 < max(moved) < 0.02  # about the learning rate: no weight was drawn anew
 
 
 def test_a_run_that_has_grown_stays_so_when_it_is_given_more_steps(grown, tmp_path):
@@ -108,7 +108,7 @@ def test_the_rate_rises_once_more_when_it_grows():
     assert (rates[:50], rates[60:]) == (line[:50], line[60:])
     shares = [rate / on_line for rate, on_line in zip(rates[50:60], line[50:60], strict=True)]
     assert shares == pytest.approx([number / 10 for number in range(1, 11)])
-    within = [train.rate(step, 5) / line[step] for step in range(20)]  # while it first rises
+    within = [train.rate(step, 5) / line[step] for step in range(20)]  # grows in the warm-up
     assert within == pytest.approx([1] * 5 + [number / 10 for number in range(1, 11)] + [1] * 5)
 
 
@@ -253,7 +253,7 @@ def test_shorter_rows_of_the_same_split_are_held_out_as_before(mlm, tmp_path, ca
 
 
 def test_a_run_of_a_toy_language_goes_on_from_one_with_another_seed(tmp_path):
-    """Its sentences are drawn, so there is no document that one of them holds out."""
+    """Sentences are drawn from a grammar, so no document is held out by only one of the runs."""
     toy = [*TOY, "--train.steps", "2", "--train.warmup_steps", "0", "--output"]
     assert main([*toy, str(tmp_path / "mlm"), "--objective", "mlm"]) == 0
     settings = "--from", str(tmp_path / "mlm"), "--seed", "2"
@@ -289,7 +289,7 @@ def test_what_cannot_be_gone_on_from_is_one_line(grown, mlm, settings, words, tm
     words_given = [word.format(**names) for word in settings.split()]
     command = [*SETTINGS, "--from", mlm, "--output", tmp_path / "run", *words_given]
     fails(capsys, main, *command, parts=[words])
-    assert not list((tmp_path / "run").glob("c*"))  # a corrected command can follow
+    assert not list((tmp_path / "run").glob("c*"))  # so that a corrected command can follow
 
 
 def test_from_takes_the_place_of_a_recipes_first_stage(mlm):

@@ -1,4 +1,4 @@
-"""Training inside a chapter is the training of the command."""
+"""Training inside a chapter equals training with the command."""
 
 import pytest
 import torch

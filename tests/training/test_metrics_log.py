@@ -1,4 +1,4 @@
-"""The log fits the checkpoint, what it says of the machine is right, and so are its copies."""
+"""The log agrees with the checkpoint, and its copies and its figures of the machine are right."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_peak_memory_is_the_most_that_was_resident():
     most = resident()
     del held
     assert resident() <= most - 128
-    # The kernel adds up its counts for each core now and then.
+    # The kernel adds up its counts of each core only now and then.
     assert most - 16 <= peak_memory_mib(CPU)
-    # That of getrusage may be of the program that started this one, so it is no less.
+    # The peak of getrusage may be that of the program that started this one: an upper bound.
     assert (
         peak_memory_mib(CPU) <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10 + 16
     )
@@ -71,7 +71,7 @@ def test_a_log_goes_on_behind_the_last_step_that_is_kept(tmp_path):
         assert read_metrics(file) == [{"step": 10, "loss": 0.1 + 0.2}]  # on the disk at once
         log.write({"step": 20, "loss": float("nan"), "bits": float("-inf")})
         log.write({"step": 30})
-    # Every line is plain JSON, for readers that take no NaN.
+    # Every line is standard JSON, for readers that do not accept NaN.
     assert file.read_text().splitlines()[1] == '{"step": 20, "loss": null, "bits": null}'
     with open(file, "ab") as stream:
         stream.write(b'{"step": 4')
@@ -125,7 +125,7 @@ def test_full_disk_leaves_whole_lines(tmp_path):
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
-    """By name: value by step, as TensorBoard shows them."""
+    """The curves that TensorBoard shows, by name; each maps steps to values."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = reader.EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     names = events.Tags()["scalars"]
@@ -140,7 +140,7 @@ def test_a_run_that_goes_on_hides_what_it_does_again(tmp_path):
     with closing(ScalarLog(tmp_path, step=3)) as log:
         for step in range(4, 7):
             log.write({"step": step, "loss": 10.0 * step})
-        # On the disk at once, for a run may be killed.
+        # The numbers are on the disk at once, because a run may be killed.
         assert scalars(tmp_path) == {"loss": {1: 1, 2: 2, 3: 3, 4: 40, 5: 50, 6: 60}}
 
 
@@ -178,4 +178,4 @@ def test_tensorboard_and_wandb_get_the_lines_where_they_are_asked_for(
     assert curves.keys() == names > {"loss", "mask_accuracy", "validation_mask_accuracy"}
     for name, curve in curves.items():
         expected = {record["step"]: record[name] for record in records if name in record}
-        assert curve == pytest.approx(expected, rel=1e-6), name  # they are float32 there
+        assert curve == pytest.approx(expected, rel=1e-6), name  # TensorBoard has float32

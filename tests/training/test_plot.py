@@ -1,4 +1,4 @@
-"""The curves of a figure are the numbers of the logs, and what is missing is left out."""
+"""The curves of a figure show the numbers of the logs, and leave out what is missing."""
 
 import json
 import warnings
@@ -16,7 +16,7 @@ from exlm_mini.plot.style import save_figure
 
 
 def write_log(folder, scale=1.0, with_accuracy=True, end=""):
-    """Ten lines whose every number is known."""
+    """Write a log of ten lines with known numbers; return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     records = []
     for n in range(1, 11):
@@ -35,7 +35,6 @@ def write_log(folder, scale=1.0, with_accuracy=True, end=""):
 
 
 def figure_of(**folders):
-    """The figure of these runs."""
     return draw(read({name: folder / "metrics.jsonl" for name, folder in folders.items()}))
 
 
@@ -66,11 +65,11 @@ def test_lines_are_of_training_and_dots_of_held_out_rows(tmp_path):
         assert points(perplexity, ":")[run] == [
             pytest.approx([10 * n, 2 ** (2 * scale / n)]) for n in (5, 10)
         ]
-    # ExLM logs no accuracy of training batches, but one of held-out rows.
+    # ExLM logs no accuracy on training batches, only on held-out rows.
     assert points(accuracy, "-") == [[pytest.approx([10 * n, 5 * n]) for n in steps]]
     assert points(accuracy, ":") == [[[50, 20], [100, 40]]] * 2
     assert points(memory, "-")[0][-1] == pytest.approx([100, 5])
-    # The curves of one run have one colour.
+    # All curves of a run have the same colour.
     colors = [line.get_color() for line in lines(loss, "-")]
     assert [line.get_color() for line in lines(accuracy, ":")] == colors
     assert [line.get_color() for line in figure.legends[0].get_lines()] == colors

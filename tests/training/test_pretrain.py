@@ -31,19 +31,19 @@ TWO_FILES = ["--data.source", "some.txt", "--data.source", "more.txt"]
 
 
 def trains(capsys, *arguments):
-    """The summary of a run that must succeed."""
+    """Run ``pretrain``, which must succeed; return the summary it prints."""
     return succeeds(capsys, main, *arguments)
 
 
 def same_training(first, second):
-    """Weights and optimizer of two checkpoints agree bit for bit."""
+    """Assert that weights and optimizer of two checkpoints agree bit for bit."""
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
 @pytest.fixture
 def own(tmp_path):
-    """A folder of files a user may have."""
+    """A folder with files that a user may have."""
     folder = tmp_path / "own"
     folder.mkdir()
     sentences = [f"The cat number {n} sat on the mat. Déjà vu." for n in range(80)]
@@ -57,7 +57,7 @@ def own(tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A complete run."""
+    """Output of a complete run."""
     output = tmp_path_factory.mktemp("finished") / "run"
     assert main([*TOY, "--output", str(output)]) == 0
     return output
@@ -104,7 +104,7 @@ def test_without_output_a_run_is_named_after_recipe_and_time(tmp_path, monkeypat
     assert code == 0 and f"run directory: runs/{directory.name}" in out.splitlines()
     told = re.search(r"^to try the model: \S+ -m exlm_mini.fill (.*)$", err, re.M)
     assert told[1].count("[MASK]") == 2
-    assert fill.main(shlex.split(told[1])) == 0  # what a reader types next works
+    assert fill.main(shlex.split(told[1])) == 0  # the command that it suggests works
 
 
 @pytest.mark.parametrize("objective", ["mlm", "exlm"])
@@ -119,7 +119,7 @@ def test_the_toy_summary_has_one_line_for_each_number(objective, tmp_path, capsy
     assert f"{per_mask:.3f} bits per masked token (32 masks in 16 rows)" in out
 
 
-# ---- going on ----
+# ---- resuming ----
 
 
 def test_the_same_command_again_does_nothing(tmp_path, capsys):
@@ -130,7 +130,7 @@ def test_the_same_command_again_does_nothing(tmp_path, capsys):
 
 
 def test_minutes_become_steps_that_a_run_keeps(tmp_path, monkeypatch, capsys):
-    """About so long goes by, and the stopped run ends with the bits of the whole one."""
+    """A run takes about that long, and when stopped and resumed equals a whole one bit for bit."""
     timed = [*TOY, "--train.minutes", "0.05", "--output", str(tmp_path)]
     stop_after(monkeypatch, 1)
     timing, threads = pretrain._steps_in, []
@@ -142,12 +142,12 @@ def test_minutes_become_steps_that_a_run_keeps(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pretrain, "_steps_in", timed_with)
     torch.set_num_threads(3)
     code, _, err = ended(capsys, main, *timed)
-    assert threads == [1]  # as in the run
+    assert threads == [1]  # as many as in the run
     steps = stored_config(tmp_path / "config.yaml").train.steps
     assert (code, f"about {steps:,} steps on this machine" in err) == (INTERRUPTED, True)
     trains(capsys, *timed)
     seconds = read_metrics(tmp_path / "metrics.jsonl")[-1]["seconds"]
-    assert 1 < seconds < 9  # of 3, on whatever else this machine does
+    assert 1 < seconds < 9  # 3 were asked for, but the machine may be busy
     whole = tmp_path / "whole"
     planned, kept = parse(TOY)[0].train, stored_config(tmp_path / "config.yaml").train
     assert kept.warmup_steps == round(planned.warmup_steps * steps / planned.steps)
@@ -158,7 +158,7 @@ def test_minutes_become_steps_that_a_run_keeps(tmp_path, monkeypatch, capsys):
 
 
 def stop_after(monkeypatch, step, number=signal.SIGINT):
-    """Send a signal once, while a step is told."""
+    """Send this process a signal once, while ``step`` is being reported."""
     show, sent = ProgressLine.show, []
 
     def show_and_stop(self, progress):
@@ -180,7 +180,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(
     code, out, err = ended(capsys, main, *TOY, "--output", tmp_path)
     assert (code, out) == (INTERRUPTED, "")
     assert signal.getsignal(number) is handler
-    # A signal that comes while a step is told is heard in the next one.
+    # A signal that comes while a step is reported takes effect in the next step.
     assert f"stopped at step {step + 1} of 4; run the same command again with --output" in err
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == [f"step-{step + 1:06d}"]
     assert "exlm reached" in trains(capsys, *TOY, "--output", tmp_path)
@@ -195,7 +195,7 @@ def test_a_second_signal_stops_at_once_unless_it_is_the_first_again(
     lines, now = [], 100.0
     monkeypatch.setattr("exlm_mini.training.console.time.monotonic", lambda: now)
     stops = pytest.raises(KeyboardInterrupt) if stops_at_once else contextlib.nullcontext()
-    # A shell starts what it runs in the background deaf to SIGINT.
+    # A shell makes its background jobs ignore SIGINT, so set the usual handler.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with stop_by_signal(lines.append) as should_stop:
@@ -217,7 +217,7 @@ def test_several_processes_need_an_output(monkeypatch, capsys):
     fails(capsys, main, *TOY, parts=["needs --output DIR"])
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr("exlm_mini.training.console.SECONDS_TO_SPEAK", 0)
-    assert ended(capsys, main, *TOY) == (2, "", "")  # the first of the machine tells
+    assert ended(capsys, main, *TOY) == (2, "", "")  # the first process reports it
 
 
 @pytest.mark.reliability
@@ -232,7 +232,7 @@ def test_other_settings_on_the_same_output_are_refused(tmp_path, capsys):
         parts = words, "another --output"
         line = fails(capsys, main, *TOY, *change, "--output", tmp_path, parts=parts)
         assert "save_every" not in line and contents(tmp_path) == before
-    # Except those of saving and logging, which are listed, and more steps.
+    # Settings of saving and logging may change, and are listed; more steps are allowed too.
     changes = ["--train.save_every", "1", "--train.validation_rows", "8", "--train.steps", "6"]
     code, out, err = ended(capsys, main, *TOY, *changes, "--output", tmp_path)
     assert code == 0 and "(16 masks in 8 rows)" in out and "6 steps" in out
@@ -303,8 +303,8 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(arguments, words, own, monke
     monkeypatch.chdir(own)
     before = contents(own)
     fails(capsys, main, "--output", "run", *arguments, parts=words)
-    # At most a directory with the lock and a finished corpus, which the corrected command
-    # takes over.
+    # What may be left is a directory with the lock and a finished corpus, which the corrected
+    # command takes over.
     after = {n: c for n, c in contents(own).items() if not n.startswith("run/data")}
     assert after in (before, before | {"run": None})
     if Path("run").exists() and not Path("run/data").exists():

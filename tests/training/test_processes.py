@@ -101,7 +101,7 @@ def test_attention_on_a_gpu_needs_no_plan_for_a_new_shape(monkeypatch):
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])
 def test_how_a_gpus_memory_is_taken_is_set_where_it_was_not(name, monkeypatch):
     for either in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.setenv(either, "the user's")  # to be restored
+        monkeypatch.setenv(either, "the user's")  # so that monkeypatch restores it
         if either != name:
             monkeypatch.delenv(either)
     assert pretrain.main(["--recipe", "unknown"]) == 2
@@ -158,7 +158,7 @@ def test_the_slurm_example_is_a_script_that_names_real_settings():
     request = parse(words)
     assert request.config.recipe in recipe_names()
     assert request.options.output == Path(values["output"])
-    # As many processes as the job asks for GPUs, and the batch divides.
+    # There is a process for each GPU of the job, and the batch divides among them.
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", text, re.M))
     assert options["ntasks-per-node"] == "1"
     (per_node,) = re.findall(r"--nproc-per-node (\d+)", text)

@@ -1,4 +1,4 @@
-"""The recipes say what the paper's tables say; the tables are typed again here, from the paper."""
+"""The recipes agree with the paper's tables, which are typed here again from the paper."""
 
 import itertools
 import re
@@ -31,7 +31,7 @@ BASE, LARGE = EncoderShape(12, 768, 3072, 12), EncoderShape(24, 1024, 4096, 16)
 COMMON = {
     "model.dropout": 0.1, "model.attention_dropout": 0.1, "model.activation_dropout": 0.0,
     "masking.mask_ratio": 0.15, "train.adam_betas": (0.9, 0.98), "train.decay_from": 0.0,
-    "model.clone_embedding_std": 0.0, "train.chain_warmup": 0.0,  # not of the paper
+    "model.clone_embedding_std": 0.0, "train.chain_warmup": 0.0,  # not in the paper
 }  # fmt: skip
 TABLE_5 = COMMON | {
     "shape": BASE, "train.learning_rate": 2e-3, "train.warmup_steps": 5000, "train.steps": 50_000,
@@ -75,7 +75,7 @@ PAPER = {
 
 
 def settings_of(name):
-    """What a recipe says."""
+    """All settings of a recipe by dotted name, and the shape of its encoder."""
     config = load_recipe(name)
     return dotted(asdict(config)) | {"shape": config.model.shape}
 
@@ -95,7 +95,7 @@ def test_the_ablations_differ_from_the_full_model_in_one_setting():
 
 
 def test_the_hours_of_table_12_decide_the_length_of_a_row():
-    # 4,096 rows, 50,000 steps, 54.7 GPU hours: TFLOP/s of each A100, whose peak is 312.
+    # TFLOP/s of each A100, whose peak is 312, for 50,000 steps of 4,096 rows in 54.7 GPU hours.
     config, needed = load_recipe("vanilla-mlm"), {}
     for row in (128, 512):
         whole_run = row_flops(config, 50_265, row) * 4096 * 50_000
@@ -108,11 +108,11 @@ def test_the_hours_of_table_12_decide_the_length_of_a_row():
 @pytest.mark.parametrize(
     ("name", "largest"),
     [
-        ("repeated-mlm", {"masking.num_copies": 8}),  # of Figure 4
+        ("repeated-mlm", {"masking.num_copies": 8}),  # in Figure 4
         (
             "exlm-ablation",
             {"model.states_per_mask": 8, "masking.mask_ratio": 0.387},
-        ),  # of Table 4
+        ),  # in Table 4
     ],
 )
 def test_the_cells_of_the_paper_fit_into_the_position_range(name, largest):

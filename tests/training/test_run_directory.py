@@ -1,4 +1,4 @@
-"""Run directories: one writer, settings that stay."""
+"""Run directories have one writer at a time, and settings that stay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOLDER = (
 
 @pytest.fixture(autouse=True)
 def no_wait(monkeypatch):
-    """A directory that is taken is refused at once."""
+    """Refuse a directory in use at once, without waiting for it to become free."""
     monkeypatch.setattr(run_directory._take, "__defaults__", (0.0,))
 
 
@@ -58,7 +58,7 @@ def test_lock_is_given_back_also_after_an_error(tmp_path):
     with pytest.raises(KeyError), locked_directory(tmp_path):
         raise KeyError
     with locked_directory(tmp_path):
-        # A refused attempt must not free the lock of the first.
+        # A refused attempt must not free the lock of the holder.
         for _ in range(2):
             told(lambda: locked_directory(tmp_path).__enter__(), f"process {os.getpid()}")
 
@@ -92,7 +92,7 @@ def test_a_refused_start_leaves_nothing_behind(tmp_path):
 
     told(refused, "train.steps")
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "new").mkdir()  # by the user, who keeps it
+    (tmp_path / "new").mkdir()  # made by the user, so it stays
     told(refused, "train.steps")
     assert [path.name for path in tmp_path.rglob("*")] == ["new"]
 

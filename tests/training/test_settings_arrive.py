@@ -1,7 +1,7 @@
-"""Every setting arrives: in the optimiser, the schedule and the dropout that are really used.
+"""Every setting arrives in the optimiser, the schedule and the dropout that are really used.
 
-Training is held against AdamW written out in float64, and against a table that says where a run
-first differs when one setting is changed; of fine-tuning only the recipes are read here.
+Training is compared with AdamW written out in float64, and with a table that says where a run first
+differs when one setting is changed. Of fine-tuning, only the recipes are tested here.
 """
 
 import copy
@@ -22,7 +22,7 @@ from exlm_mini.config.recipes import dotted, load_recipe, replaced
 from exlm_mini.training.metrics import read_metrics
 from exlm_mini.training.run_directory import FREE_SETTINGS
 
-# Typed from the paper: rates, batches, epochs, shares of warm-up, dropout of the pooler.
+# Typed from the paper: learning rates, batch sizes, epochs, warm-up shares, pooler dropouts.
 FIXED = ((5e-5,), (32,), (3,), (0.06,), (0.0,))
 LARGE_GLUE = ((1e-5, 2e-5, 3e-5, 4e-5), (32,), (2, 3, 5), (0.06,), (0.0,))
 SMALL_GLUE = ((2e-5, 3e-5, 4e-5, 5e-5), (16, 32), (2, 3, 5, 10), (0.06, 0.1), (0.0,))
@@ -62,9 +62,9 @@ PRETRAINING = RunConfig(
     seed=5,
 )  # fmt: skip
 RATES = [0.02, 0.04, 0.04, 0.03, 0.02, 0.01]
-"""Of the six steps: two of warm-up, one at the peak, then down by quarters of it."""
+"""Learning rate of each step: two of warm-up, one at the peak, then down by quarters of it."""
 CHAIN_SHARES = [1, 1, 2 / 3, 0, 0, 0]
-"""One and a half steps at 1, as many to fall."""
+"""Chain share of each step: it is 1 for one and a half steps, and falls to 0 in as many."""
 
 WITHOUT_DROPOUT = {
     "model.dropout": 0.0, "model.attention_dropout": 0.0, "model.activation_dropout": 0.0,
@@ -87,9 +87,9 @@ def distance(first: list[Tensor], second: list[Tensor]) -> float:
 
 
 def assert_same_path(run: list[list[Tensor]], by_hand: list[list[Tensor]]) -> None:
-    """Weights after each step: apart by less than a hundredth of the way that they went.
+    """Assert that the error of each step is below a hundredth of the distance moved in the step.
 
-    Float32 costs 5e-5 of it, and a setting left at its default four times all of it.
+    Float32 costs 5e-5 of that distance, and a setting left at its default four times the distance.
     """
     for step, (ours, expected) in enumerate(zip(run[1:], by_hand[1:], strict=True), 1):
         error = distance(ours, expected) / distance(expected, by_hand[step - 1])
@@ -144,20 +144,20 @@ def test_recipes_of_fine_tuning_try_the_numbers_of_the_tables(recipe):
         assert found == set(itertools.product(*columns))
 
 
-# ---- one setting after the other ----
+# ---- one setting at a time ----
 
 Stages = dict[str, list[Tensor]]
-"""Of a run, in order: what it begins with, its first batch, what the encoder makes of it, its first
-loss and clipped gradient, weights after each of three steps, the validation of the last."""
+"""Stages of a run, in order: the weights it begins with, its first batch, the encoder's output for
+it, the first loss and clipped gradient, the weights after each of three steps, the validation."""
 
-# A new value, and the stage at which the run then differs first.
+# For each setting, a new value and the stage at which the run then first differs.
 PRETRAINING_TABLE = {
     "objective": ("mlm", "weights"),
     "seed": (6, "weights"),
     "model.num_layers": (2, "weights"),
     "model.width": (24, "weights"),
     "model.ffn_width": (16, "weights"),
-    "model.num_heads": (4, "weights"),  # the transition has a gate for each
+    "model.num_heads": (4, "weights"),  # the transition has a gate for each head
     "model.max_positions": (64, "weights"),
     "model.dropout": (0.3, "hidden"),
     "model.attention_dropout": (0.1, "hidden"),
@@ -166,7 +166,7 @@ PRETRAINING_TABLE = {
     "model.boundary": ("paper", "hidden"),
     "model.transition": ("paper", "weights"),
     "model.use_position": (False, "weights"),
-    "model.sparse": (True, "gradient"),  # fixed chains are sparse, what they teach is not
+    "model.sparse": (True, "gradient"),  # fixed chains are sparse; their gradient is not
     "model.clone_embedding_std": (0.1, "weights"),
     "model.rope": ("1d", "hidden"),
     "model.init_std": (0.1, "weights"),
@@ -188,13 +188,13 @@ PRETRAINING_TABLE = {
     "train.validate_every": (50, "validation"),
 }
 WITHOUT_EFFECT = {
-    "model.preset": "mini",  # all its numbers are replaced
+    "model.preset": "mini",  # all numbers of it are replaced
     "model.emission": "chunked",
     "model.emission_chunk": 2,
-    "model.chain_bonus": 1.0,  # of another transition
-    "masking.span_length": 5,  # of another strategy
+    "model.chain_bonus": 1.0,  # used by another transition
+    "masking.span_length": 5,  # used by another strategy
     "masking.span_law": "geometric",
-    "masking.num_copies": 5,  # of another objective
+    "masking.num_copies": 5,  # used by another objective
     "train.max_skipped": 1,
     "train.save_every": 1,
     "train.keep_last": 1,
@@ -205,7 +205,7 @@ ELSEWHERE = {
     "model.vocab_size", "model.expand_at", "train.batch_tokens", "train.micro_batch_tokens",
     "train.compile", "train.tensorboard", "train.device", "train.grow_at", "train.start_from",
 }  # fmt: skip
-"""Not changed alone or not on every machine; test_batches, test_growing and others have them."""
+"""Cannot be changed alone or on every machine; tested in test_batches, test_growing and others."""
 
 
 def first_difference(one: Stages, other: Stages) -> str | None:

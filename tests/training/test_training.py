@@ -1,4 +1,4 @@
-"""The training loop: what a step does depends on settings and step, and on nothing else."""
+"""The training loop: what a step does depends only on the settings and on its number."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ CONFIG = changed(PLAIN, model={"num_layers": 1}, micro_batch_size=None)
 
 
 def one_step(trainer):
-    """Train one step; the line that is logged."""
+    """Train one step; return the line that it logs."""
     trainer.run(should_stop=lambda: True)
     return read_metrics(trainer.output / "metrics.jsonl")[-1]
 
@@ -38,7 +38,7 @@ def one_step(trainer):
     [
         ({"warmup_steps": 4}, [0.5, 1, 1.5, 2, *(2 * n / 7 for n in range(6, -1, -1))]),
         ({"warmup_steps": 2, "decay_from": 0.6}, [1, *[2] * 5, 1.6, 1.2, 0.8, 0.4, 0]),
-        # Before the end of the warm-up there is nothing to hold.
+        # The decay would begin within the warm-up, so the rate is never held.
         ({"warmup_steps": 2, "decay_from": 0.1}, [1, *(2 * n / 9 for n in range(9, -1, -1))]),
     ],
 )
@@ -73,7 +73,7 @@ def test_every_step_asked_for_is_saved_logged_and_validated(packs, tmp_path):
         flops = trainer.flops_per_token * record["tokens_per_second"]
         assert record["model_flops_per_second"] == pytest.approx(flops)
         assert record["peak_memory_mib"] > 10
-    # A run that goes on keeps the last validation.
+    # A run that is started again keeps its last validation.
     again = make_trainer(config, packs, tmp_path)
     assert again.run() and again.evaluation == evaluation
 
@@ -103,9 +103,9 @@ def test_tokens_and_seconds_are_counted_across_starts(packs, tmp_path):
     trainer.run()
     first, *_, last = records = read_metrics(tmp_path / "metrics.jsonl")
     rows = [trainer.stepper.batches.rows(step)[0] for step in range(STEPS)]
-    tokens = [packs[0].lengths_R[row].sum() for row in rows]  # once, however often repeated
+    tokens = [packs[0].lengths_R[row].sum() for row in rows]  # each counts once, not per copy
     assert [record["tokens"] for record in records] == np.cumsum(tokens).tolist()
-    # What the second start did comes on top of the first, and has a speed of its own.
+    # The second start adds to the counts of the first, but its speed is its own.
     seconds = [record["seconds"] for record in records]
     assert seconds == sorted(seconds) and 0 < seconds[0] < seconds[1]
     speed = (last["tokens"] - first["tokens"]) / (last["seconds"] - first["seconds"])
@@ -118,7 +118,7 @@ def test_mask_accuracy_is_the_share_of_likeliest_guesses(packs, tmp_path):
     batch = whole(trainer.stepper.batches, 0)
     with torch.no_grad():
         guesses_S = trainer.model(batch.masked_ids_BN, batch.is_masked_BN).argmax(dim=1)
-    # Make the guesses right for a known share of the masks: change what they should be.
+    # Make the guesses right for a known share of the masks by changing the targets.
     target_ids_S = batch.token_ids_BN[batch.is_masked_BN]
     target_ids_S[::3] = guesses_S[::3]
     batch.token_ids_BN[batch.is_masked_BN] = target_ids_S
@@ -134,7 +134,7 @@ def test_mask_accuracy_is_the_share_of_likeliest_guesses(packs, tmp_path):
 
 
 def losses_of_micro_batches(config, packs, output, num_parts, rank=0, world_size=1, seed=1):
-    """Of one process: the same rows under the same masks each time, and nothing is learned."""
+    """Losses in one process, with the same rows and masks every time and nothing learned."""
     config = changed(config, learning_rate=1e-12, chain_warmup=0.0)
     trainer = make_trainer(config, packs, output)
     trainer.engine.rank, trainer.engine.world_size = rank, world_size
@@ -201,7 +201,7 @@ def test_bf16_trains_on_a_cpu(packs, tmp_path):
 
 
 def test_validation_has_the_precision_and_the_chains_of_its_step(packs, tmp_path):
-    # Of four steps chains are fixed for 1.2 and fade as long: after two a third is left.
+    # Of four steps, chains are fixed for 1.2 and fade for 1.2: after two, a third is left.
     config = changed(CONFIG, precision="bf16", steps=4, chain_warmup=0.3, validate_every=2)
     trainer = make_trainer(config, packs, tmp_path)
     trainer.run(should_stop=lambda: trainer.evaluation is not None)
@@ -213,17 +213,17 @@ def test_validation_has_the_precision_and_the_chains_of_its_step(packs, tmp_path
     assert evaluate(*arguments, 1 / 3).bits != found
 
 
-# ---- numbers that are none ----
+# ---- numbers that are not finite ----
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(packs, tmp_path):
-    """Here with a start for each step: what is skipped is counted across them."""
+    """Each step is a start of its own here, because skipped steps are counted across starts."""
     train = {"warmup_steps": 0, "clip_norm": 0.0, "max_skipped": 3, "validate_every": 100}
     config = changed(CONFIG, learning_rate=1e29, **train)
     with pytest.raises(UserError, match="at step 4: not finite in 3 steps in a row"):
         for _ in range(4):
             make_trainer(config, packs, tmp_path).run(should_stop=lambda: True)
-    # The steps that failed were not taken, and the last not saved.
+    # The failed steps changed no weight, and the last was not saved.
     first, third = (load_checkpoint(tmp_path / f"checkpoints/step-00000{n}") for n in (1, 3))
     for group, named in first.tensors.items():
         for name, tensor in named.items():
@@ -240,7 +240,7 @@ def test_a_run_of_fewer_steps_than_may_be_skipped_stops_if_all_are(packs, tmp_pa
 
 
 def test_a_gradient_that_is_not_finite_costs_its_step_alone(packs, tmp_path):
-    """However often: only steps in a row stop a run."""
+    """This holds however often it happens: only failures in a row stop a run."""
     trainer = make_trainer(changed(CONFIG, max_skipped=2), packs, tmp_path)
     number, weights = itertools.count(1), []
 
@@ -289,6 +289,6 @@ def test_repeated_mlm_always_masks_by_independent_draws(strategy, num_copies):
     masker = make_masker(config, SpecialIds())
     count_B = masker(token_ids_BN, *counters, step=0).is_masked_BN.sum(dim=1).double()
     n, p = 22 * num_copies, 0.4
-    # A fixed count would have variance 0. Four standard errors of a binomial's variance.
+    # Four standard errors of a binomial's variance; a fixed count would have variance 0.
     assert abs(count_B.var() - n * p * (1 - p)) < 4 * n * p * (1 - p) * (2 / 499) ** 0.5
     assert abs(count_B.mean() - n * p) < 4 * (n * p * (1 - p) / 500) ** 0.5

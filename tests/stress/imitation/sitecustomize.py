@@ -1,8 +1,9 @@
-"""Another machine, imitated: gradients that differ from this machine's in their last bits.
+"""Imitates another machine: gradients differ from this machine's in their last bits.
 
-Python imports a module of this name in every process that finds it, so PYTHONPATH=tests/imitation
-reaches pytest, the kernels of the notebooks and the commands that they start. Nothing happens
-unless EXLM_NUDGE is a whole number; each number is another machine.
+Every Python process imports a module of this name if it is on its path, so that
+PYTHONPATH=tests/stress/imitation reaches pytest, the kernels of the notebooks and the commands
+that they start. Nothing happens unless EXLM_NUDGE is a whole number; each number imitates a
+different machine.
 """
 
 import importlib.abc
@@ -15,12 +16,12 @@ ULPS = 4
 
 
 def nudged(gradient, seed):
-    """A gradient that is wrong in its last bits, as another order of the same sums would have it.
+    """The gradient with other last bits, as if its sums had been taken in another order.
 
-    A function of the numbers, their places and the seed, and of nothing else: what holds bit for
-    bit on one machine holds on the imitated one too. Zeros stay zeros. A sum that cancels is off
-    by bits of what was summed, not of the result, so part of the change is of the size of a
-    typical number of the tensor.
+    The change depends only on the numbers, their positions and the seed, so whatever holds bit for
+    bit on one machine holds on the imitated one too. Zeros stay zeros. Where a sum cancels, its
+    error is relative to the terms, not to the result; therefore part of the change is relative to
+    a typical element of the tensor.
     """
     import torch
 
@@ -36,7 +37,7 @@ def nudged(gradient, seed):
 
 
 def nudge(optimizer, args, kwargs):
-    """Change what an optimiser is about to read."""
+    """Change the float32 gradients that an optimiser is about to read."""
     import torch
 
     for group in optimizer.param_groups:
@@ -47,7 +48,7 @@ def nudge(optimizer, args, kwargs):
 
 
 class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Registers the nudge as soon as the process imports optimisers: most never do."""
+    """Registers the nudge when a process imports PyTorch's optimisers, which most never do."""
 
     MODULE = "torch.optim.optimizer"
 
