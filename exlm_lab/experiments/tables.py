@@ -31,6 +31,7 @@ from exlm_lab.experiments.records import (
     shown,
 )
 from exlm_mini.config.checks import UserError
+from exlm_mini.training.console import in_words
 
 COLUMNS = {
     DOWNSTREAM: ("downstream", 1),
@@ -216,5 +217,5 @@ def _made_with(table: pd.DataFrame) -> str:
     devices, commits = sorted(set(table["device"])), sorted(set(table["commit"].str[:7]))
     return (
         f"{len(table)} records, made on {', '.join(devices)} at commit {', '.join(commits)} in "
-        f"{table['seconds'].sum() / 60:,.0f} minutes."
+        f"{in_words(table['seconds'].sum())}."
     )

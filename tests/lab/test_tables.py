@@ -167,7 +167,7 @@ def test_what_the_grid_asks_for_and_no_record_has_is_named(tmp_path, monkeypatch
     write(tmp_path, *whole_grid()[1:])
     text = tables.report("repeated-mlm", tmp_path)
     assert "1 of 42 records missing: toy-p0.0225-k1 seed 1." in text
-    assert text.endswith("41 records, made on cpu at commit 0123456 in 41 minutes.")
+    assert text.endswith("41 records, made on cpu at commit 0123456 in 41 min.")
 
 
 def test_cells_stand_beside_the_papers_rows_and_are_compared_seed_by_seed(tmp_path):
