@@ -99,7 +99,7 @@ draw_tables(tables, ["happy", "sad"], ["smiled", "wept"])
 
 # %% tags=["save"]
 def every_row(language):
-    """All sentences as rows [BOS] … [EOS] of token ids, (B, N)."""
+    """All sentences as rows of token ids, from [BOS] to [EOS], (B, N)."""
     word_ids_BN = torch.from_numpy(language.sample(10_000, seed=1)).unique(dim=0)
     row_BN = F.pad(word_ids_BN + len(SPECIAL_TOKENS), (1, 1), value=BOS)
     row_BN[:, -1] = EOS
@@ -107,12 +107,12 @@ def every_row(language):
 
 
 def vocabulary(language):
-    """The word of every token id."""
+    """The words, indexed by token id."""
     return [*SPECIAL_TOKENS, *language.words]
 
 
 def hide(row_BN, places):
-    """[MASK] at these places of every row."""
+    """A copy of the rows with [MASK] at these places."""
     masked_BN = row_BN.clone()
     masked_BN[:, places] = MASK
     return masked_BN
@@ -129,7 +129,7 @@ joint = language.joint_entropy_bits(language.mask())
 print(f"both hidden: each by itself {floor:.2f} bits, together {joint:.2f} bits")
 
 WORDS = vocabulary(language)
-slots = [1 + n for n in language.slots]  # counted after [BOS]
+slots = [1 + n for n in language.slots]  # + 1: [BOS] comes first
 sentence_BN = every_row(language)
 masked_BN = hide(sentence_BN, slots)
 B, N = sentence_BN.shape
@@ -163,7 +163,7 @@ def rotate(x_BHTd, position_BT):
 
 
 def rope_2d(x_BHTd, i_BT, j_BT):
-    """One half of the features turned by i, the other by j."""
+    """Turn one half of the features by i and the other half by j."""
     by_i, by_j = x_BHTd.chunk(2, dim=-1)
     return torch.cat([rotate(by_i, i_BT), rotate(by_j, j_BT)], dim=-1)
 
@@ -258,7 +258,7 @@ class MLM(nn.Module):
 
 
 def initialise(model, std=0.3):
-    """Weights N(0, std²), biases 0."""
+    """Draw weights from N(0, std²) and set biases to 0."""
     for part in model.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, std=std)
@@ -267,14 +267,14 @@ def initialise(model, std=0.3):
 
 
 def train(model, batch, steps=150, peak=3e-3):
-    """Minimise the mean bits of batch(); return every tenth value."""
+    """Minimise model.bits, averaged over batch(); return every tenth loss."""
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     curve = {}
     for step in range(1, steps + 1):
-        # 30 steps up, the last 40% down.
+        # The rate rises for 30 steps and falls over the last 40%.
         rate = peak * min(1, step / 30, 2.5 * (steps - step + 1) / steps)
         optimizer.param_groups[0]["lr"] = rate
-        model.progress = step / steps  # for chapter 7
+        model.progress = step / steps  # used in chapter 7
         loss = model.bits(*batch()).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -313,9 +313,9 @@ k = 3  # clones of each [MASK]; two would suffice for two moods
 copies_N = torch.ones(N, dtype=torch.long)
 copies_N[slots] = k
 i_T = torch.arange(N).repeat_interleave(copies_N)
-first_T = (copies_N.cumsum(0) - copies_N)[i_T]  # where copies of a token begin
+first_T = (copies_N.cumsum(0) - copies_N)[i_T]  # where a token's copies begin
 j_T = (torch.arange(len(i_T)) - first_T + 1) * (copies_N[i_T] > 1)
-is_state_T = (j_T > 0) | (i_T == 0) | (i_T == N - 1)  # with [BOS], [EOS]
+is_state_T = (j_T > 0) | (i_T == 0) | (i_T == N - 1)  # also [BOS] and [EOS]
 for name, values in (("i", i_T), ("j", j_T)):
     print(name, *(f"{v:2d}" for v in values.tolist()))
 
@@ -344,11 +344,11 @@ for name, values in (("i", i_T), ("j", j_T)):
 # edges between clones of one [MASK]; {ref}`chap-dag-naive` has them.)
 
 # %% tags=["save"]
-NO_EDGE = -1e9  # close enough to log 0, and without nan gradients
+NO_EDGE = -1e9  # as good as log 0, but without nan gradients
 
 
 class Transition(nn.Module):
-    """log E, (B, L, L)."""
+    """Log probabilities of the edges, log E, (B, L, L)."""
 
     def __init__(self, width=32):
         super().__init__()
@@ -359,7 +359,7 @@ class Transition(nn.Module):
         q_BLD, k_BLD = self.query(state_BLD), self.key(state_BLD)
         score_BLL = q_BLD @ k_BLD.transpose(1, 2) / math.sqrt(q_BLD.shape[-1])
         log_BLL = score_BLL.masked_fill(~is_edge_BLL, NO_EDGE).log_softmax(dim=-1)
-        # Again, for the row of [EOS]: it has no edge, and softmax makes all equal.
+        # Mask again: [EOS] has no edges, so softmax has made its row uniform.
         return log_BLL.masked_fill(~is_edge_BLL, NO_EDGE)
 
 
@@ -389,7 +389,7 @@ class Transition(nn.Module):
 
 # %% tags=["save"]
 def log_emissions(log_word_BLV, state_ids_BL, target_BM):
-    """log P_u(y_i), (B, M, L); [BOS] and [EOS] say themselves and nothing else."""
+    """log P_u(y_i), (B, M, L); [BOS] and [EOS] say only themselves."""
     index_BML = target_BM[:, :, None].expand(-1, -1, state_ids_BL.shape[1])
     log_P_BML = log_word_BLV.transpose(1, 2).gather(1, index_BML)
     target_BM1, state_B1L = target_BM[:, :, None], state_ids_BL[:, None]
@@ -400,7 +400,7 @@ def log_emissions(log_word_BLV, state_ids_BL, target_BM):
 
 
 def log_forward(log_P_BML, log_E_BLL):
-    """log f of every target and state, (B, M, L)."""
+    """log f for every target and state, (B, M, L)."""
     rows = [log_P_BML[:, 0]]
     for i in range(1, log_P_BML.shape[1]):
         arriving_BL = (rows[-1][:, :, None] + log_E_BLL).logsumexp(dim=1)
@@ -460,7 +460,7 @@ for seed in (1, 2, 3, 4, 5):
     exlms[seed] = ToyExLM(len(WORDS))
     initialise(exlms[seed])
     _ = nn.init.normal_(exlms[seed].clone.weight, std=1.0)
-    _ = nn.init.zeros_(exlms[seed].transition.query.weight)  # equal edges
+    _ = nn.init.zeros_(exlms[seed].transition.query.weight)  # edges start equal
     curves[seed] = train(exlms[seed], every_sentence)
     print(f"seed {seed}: {curves[seed][150]:.3f} bits; the best is {joint:.3f}")
 best = exlms[min(curves, key=lambda seed: curves[seed][150])]
@@ -542,7 +542,7 @@ for model in (mlm, best):
     ours_BTD = model.encoder(ids_BT, i_BT, j_BT)
     torch.testing.assert_close(ours_BTD, theirs_BTD, rtol=1e-4, atol=1e-4)
 
-# Edges lead forward, and from every state but [EOS] the paths go on.
+# Edges lead only forward, and from every state but [EOS] they sum to 1.
 assert (log_E_BLL.exp().tril() == 0).all()
 torch.testing.assert_close(log_E_BLL[:, :-1].exp().sum(2), torch.ones(B, L - 1))
 M = len(slots) + 2
@@ -569,7 +569,7 @@ torch.testing.assert_close(log_p_B, ours_B, rtol=1e-4, atol=1e-4)
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 class NoLinks(Transition):
-    """Equal states have equal edges."""
+    """Ignores the states, so that all forward edges are equally likely."""
 
     def forward(self, state_BLD, is_edge_BLL):
         return super().forward(0 * state_BLD, is_edge_BLL)

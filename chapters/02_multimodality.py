@@ -308,7 +308,7 @@ def half_hidden():
 
 @torch.no_grad()
 def word_bits(model, masked_BN, place):
-    """-log2 P(the word at this place), the mean over all sentences."""
+    """Mean over all sentences of -log2 P(the word at this place)."""
     log_word_BV = model.log_words(masked_BN)[:, place]
     log_p_B1 = log_word_BV.gather(1, sentence_BN[:, [place]])
     return -log_p_B1.mean().item() / math.log(2)
@@ -463,13 +463,13 @@ joint_of = {s: opening.joint_entropy_bits(opening.mask(s)) for s in hidden_sets}
 
 
 def floor_of(s):
-    """By the chain rule: H(x_i | c) = H(s | c) - H(s without i | c, x_i)."""
+    """Sum of H(x_i | c) = H(s | c) - H(s without i | c, x_i), by the chain rule."""
     shown = (tuple(n for n in s if n != i) for i in s)
     return sum(joint_of[s] - joint_of[rest] for rest in shown)
 
 
 def at_ratio(p):
-    """Mean floor and joint entropy, over the mean number of hidden words."""
+    """Mean floor and joint entropy, divided by the mean number of hidden words."""
     weight = np.array([p ** len(s) * (1 - p) ** (8 - len(s)) for s in hidden_sets])
     values = np.array([(floor_of(s), joint_of[s]) for s in hidden_sets])
     return weight @ values / (8 * p)
@@ -522,7 +522,7 @@ assert list(lost.values()) == sorted(lost.values())
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 class NoPlaces(MLM):
-    """No token knows where it stands."""
+    """An MLM that puts every token at position 0."""
 
     def log_words(self, masked_BN):
         nowhere_BN = torch.zeros_like(masked_BN)

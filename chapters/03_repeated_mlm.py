@@ -135,14 +135,14 @@ def repeat(ids_BN, k):
 
 
 def mask(ids_BN, p, rng):
-    """Hide each token with probability p, but never [BOS] and [EOS]."""
+    """Hide each token with probability p, but never [BOS] or [EOS]."""
     is_masked_BN = torch.rand(ids_BN.shape, generator=rng) < p
     is_masked_BN &= ids_BN >= len(SPECIAL_TOKENS)
     return ids_BN.masked_fill(is_masked_BN, MASK), is_masked_BN
 
 
 def lost_words(is_masked_BN, k):
-    """Which words have lost all k copies; one column for each word."""
+    """Which words have all k copies masked; one column for each word."""
     return is_masked_BN.unflatten(1, (-1, k)).all(dim=2)
 
 
@@ -150,7 +150,7 @@ NAMES = [*SPECIAL_TOKENS, *language.words]
 
 
 def sentences(num_rows, seed):
-    """Token ids: [BOS], N words and [EOS]."""
+    """Random sentences as token ids: [BOS], N words and [EOS]."""
     ids_BN = torch.from_numpy(language.sample(num_rows, seed)) + len(SPECIAL_TOKENS)
     ids_BN = F.pad(ids_BN, (1, 1), value=BOS)
     ids_BN[:, -1] = EOS
@@ -167,7 +167,7 @@ sentence_1N = sentences(40, seed=0)[13:14]
 
 
 def draw_row(ax, ids_N, kinds):
-    """Boxes that fill the width."""
+    """Draw the tokens as boxes that fill the width of the axes."""
     draw_tokens(ax, [NAMES[i] for i in ids_N], kinds)
     ax.set(xlim=(-0.5, len(ids_N) - 0.5), ylim=(-0.32, 0.32))
 
@@ -265,7 +265,7 @@ for k in (1, 2, 4, 8):
     _, is_masked_BN = mask(copied_BN, p, rng)
     is_lost_BM = lost_words(is_masked_BN, k)
     assert torch.equal(is_lost_BM, fully_masked(is_masked_BN, k)), "lost_words"
-    share_B = is_lost_BM.double().mean(dim=1)  # of single sentences
+    share_B = is_lost_BM.double().mean(dim=1)  # per sentence
     variance = p**k * (1 - p**k) / N
     four_sigma = 4 * math.sqrt(variance / len(share_B))
     assert abs(share_B.mean() - p**k) < four_sigma
@@ -387,7 +387,7 @@ print(*(f"{perfect_entropy(s):.2f}" for s in (0.15, 0.387, 0.622, 0.789)))
 
 # %% tags=["nbval-ignore-output"]
 def train_repeated(p, k, num_steps=300, num_rows=64):
-    """The package's MLM on sentences repeated k times."""
+    """Train the package's MLM on sentences whose tokens are repeated k times."""
     _ = torch.manual_seed(1)
     rng = torch.Generator().manual_seed(1)
     settings = ModelConfig(dropout=0.0, attention_dropout=0.0, init_std=0.125)
@@ -408,7 +408,7 @@ def train_repeated(p, k, num_steps=300, num_rows=64):
 
 @torch.no_grad()
 def bits_of_lost(model, p, k):
-    """Entropy of a lost word, the mean over its copies, on unseen sentences."""
+    """Mean entropy of a lost word, averaged over its copies, on new sentences."""
     ids_BN = repeat(sentences(1024, seed=99), k)
     masked_BN, is_masked_BN = mask(ids_BN, p, torch.Generator().manual_seed(2))
     p_SV = model(masked_BN, is_masked_BN).softmax(dim=1)
@@ -498,7 +498,7 @@ for task in ("mnli", "qnli", "qqp", "rte"):
     spans = [np.ptp([grid[c] for c in cells]) for cells in (column, line)]
     factors.append(spans[0] / spans[1])
 assert min(factors) > 1.45 and max(factors) < 4.05
-for k in COPIES:  # the best share
+for k in COPIES:  # the share of lost words with the best MNLI score
     best = max((c for c in mnli if c[1] == k), key=mnli.get)
     assert 0.14 < best[0] ** k < 0.4
 
@@ -551,6 +551,6 @@ for slope_S, said in (
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 two_copies = bits_of_lost(train_repeated(0.387, 2), 0.387, 2)
 print(f"{two_copies:.2f} bits; the first two had {found[0]:.2f} and {found[1]:.2f}")
-# 15% of the words are lost, as in the first two; a perfect model has equal
-# entropies in all three.
+# As for the first two models, 15% of the words are lost, so a perfect model has
+# the same entropy in all three cases.
 assert abs(two_copies - perfect_entropy(0.15)) < 0.3 < found[2] - two_copies

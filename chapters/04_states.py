@@ -77,7 +77,7 @@ from torch.nn import functional as F
 
 # %%
 def expand_row(row, k):
-    """(token, i, j) of every copy: k clones of each [MASK], one of the others."""
+    """(token, i, j) of every copy: k clones of a [MASK], one of any other token."""
     expanded = []
     for i, token in enumerate(row):
         numbers = range(1, k + 1) if token == "[MASK]" else [0]
@@ -132,7 +132,7 @@ _ = ax.set(xlim=(-0.6, 8.6), ylim=(-0.5, 2.1))
 
 # %% tags=["save"]
 def expand(masked_BN, k):
-    """Every [MASK] k times: ids, i and j of each token, (B, T)."""
+    """Expand each [MASK] to k clones; ids, i and j of each token, (B, T)."""
     is_mask_BN = masked_BN == MASK
     copies_BN = torch.where(is_mask_BN, k, 1) * (masked_BN != PAD)
     end_BN = copies_BN.cumsum(dim=1)
@@ -158,9 +158,9 @@ def expand(masked_BN, k):
 
 # %% tags=["save"]
 def pack(is_chosen_BX):
-    """Indices of the chosen columns of each row, and which are not padding."""
+    """Indices of the chosen columns of each row, and which of them are real."""
     count_B1 = is_chosen_BX.sum(dim=1, keepdim=True)
-    # The chosen columns first, then others as padding.
+    # The chosen columns come first; others follow as padding.
     index_BX = (~is_chosen_BX).int().argsort(dim=1, stable=True)
     column_L = torch.arange(int(count_B1.max()))
     return index_BX[:, : len(column_L)], column_L < count_B1
@@ -200,7 +200,7 @@ for half, (ax, title) in enumerate(zip(axes, ("by i", "by j"), strict=True)):
     ax.add_patch(plt.Circle((0, 0), 1, fill=False, color="0.85"))
     for number, (name, color) in enumerate(colors.items()):
         angle = int(name[1 + 2 * half])
-        size = 1 - 0.15 * number  # to see arrows that lie on top of each other
+        size = 1 - 0.15 * number  # keeps overlapping arrows visible
         tip = size * math.cos(angle), size * math.sin(angle)
         arrow = {"arrowstyle": "-|>", "color": color, "lw": 2}
         arrow |= {"shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
@@ -323,7 +323,7 @@ _ = axes[-1].tick_params(axis="x", rotation=90)
 
 # %% tags=["nbval-ignore-output"]
 class OwnNumber(nn.Module):
-    """An encoder, and a linear layer that names j of each clone."""
+    """An encoder and a linear layer that predicts the number j of each clone."""
 
     def __init__(self, way):
         super().__init__()
@@ -452,7 +452,7 @@ for name, mean in {
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 class OwnVector(OwnNumber):
-    """The number comes as a learned vector."""
+    """The encoder gets j as a learned vector, not as a coordinate."""
 
     def __init__(self):
         super().__init__("by i")
@@ -470,5 +470,5 @@ _ = torch.manual_seed(0)
 model = OwnVector()
 initialise(model, std=0.125)
 curve = train(model, random_rows, steps=100)
-# The vector is there from the first layer on: faster than in 2D.
+# It learns faster than in 2D: the vector is there from the first layer on.
 assert curve[100] < 0.1 and curve[30] < curves["2D"][30]

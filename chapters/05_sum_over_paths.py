@@ -89,7 +89,7 @@ torch.set_default_dtype(torch.float64)
 # %%
 labels = ["BOS", "1.1", "1.2", "2.1", "2.2", "EOS"]
 words = ["great", "awful", "glad", "sorry"]
-P_4V = torch.tensor(  # of the four inner states
+P_4V = torch.tensor(  # one row for each inner state
     [
         [0.5, 0.3, 0.1, 0.1],  # state 1.1
         [0.1, 0.5, 0.1, 0.3],  # state 1.2
@@ -147,7 +147,7 @@ def score(path, P_ML, E_LL):
 
 
 def all_paths(M, L):
-    """Every way from state 0 to state L - 1 with M stops, for M > 1."""
+    """All paths of M states from state 0 to state L - 1, for M > 1."""
     return [(0, *inner, L - 1) for inner in combinations(range(1, L - 1), M - 2)]
 
 
@@ -204,7 +204,7 @@ table.round(4)
 
 # %% tags=["save"]
 def forward(P_ML, E_LL):
-    """f[i, u] of Appendix H for every target and state."""
+    """f[i, u] of Appendix H, for every target i and state u."""
     M, L = P_ML.shape
     f_ML = P_ML.new_zeros(M, L)
     f_ML[0, 0] = P_ML[0, 0]
@@ -282,7 +282,7 @@ show_table(shown)
 
 # %% mystnb={"code_prompt_show": "Checked: on 49 random graphs every entry of f is a sum over partial paths, and log_forward has its logarithm; with -inf it has nan gradients"} tags=["hide-cell", "check"]
 def random_graph(M, L, seed, density=1.0):
-    """Random emissions and forward edges; only a share of the edges exists."""
+    """Random emissions; forward edges, each kept with probability `density`."""
     rng = torch.Generator().manual_seed(seed)
     P_ML = torch.rand(M, L, generator=rng)
     P_ML[0] = torch.eye(L)[0]
@@ -298,7 +298,7 @@ graphs = [(P_ML, E_LL)] + [
 for P_graph, E_graph in graphs:
     f_graph = forward(P_graph, E_graph)
     for i, u in product(range(1, len(P_graph)), range(1, len(E_graph))):
-        # The partial paths are the paths of the smaller graph that stops there.
+        # Partial paths to (i, u) are the paths of a smaller graph that ends there.
         by_hand = sum(score(p, P_graph, E_graph) for p in all_paths(i + 1, u + 1))
         found = f"f[{i}, {u}] is {f_graph[i, u]:.6g}, path by path {by_hand:.6g}"
         assert math.isclose(f_graph[i, u], by_hand, rel_tol=1e-12), found
@@ -335,7 +335,7 @@ assert log_f.isfinite() and torch.autograd.grad(log_f, log_E_LL)[0].isnan().any(
 
 # %% tags=["save"]
 def backward(P_ML, E_LL):
-    """beta[i, u] of Appendix I.1: own emission not included."""
+    """beta[i, u] of Appendix I.1, without the emission of state u itself."""
     M, L = P_ML.shape
     beta_ML = P_ML.new_zeros(M, L)
     beta_ML[-1, -1] = 1.0
@@ -518,7 +518,7 @@ for P_L in leaves[0][1:]:
 true_ML, true_LL = torch.autograd.grad(rows[-1][-1].log(), leaves)
 last_row = alpha_ML[-1].sum()
 printed_ML = alpha_ML * beta_ML / last_row
-# Generous: whichever i fits an edge best.
+# To be generous, take for each edge the i that fits best.
 printed_iLL = alpha_ML[:-1, :, None] * beta_ML[1:, None] / last_row
 is_forward_LL = torch.ones(8, 8).triu(1) > 0
 off_iLL = (printed_iLL - true_LL).abs().where(is_forward_LL, 0.0)
@@ -539,7 +539,7 @@ assert off_iLL.amin(dim=0).max() > 0.05 * true_LL.where(is_forward_LL, 0.0).max(
 from exlm_mini.reading.explorer import Explorer
 from exlm_mini.reading.scene import Scene, conditionals
 
-silent = [[0.0] * len(words)]  # the boundaries
+silent = [[0.0] * len(words)]  # [BOS] and [EOS] say no word
 scene = Scene(
     text=["this was", "and I am", ""],
     labels=labels,
@@ -605,7 +605,7 @@ from exlm_mini.alignment import dag_log_likelihood, posteriors, viterbi
 
 
 def batch_of_one(P_ML, E_LL):
-    """What the package takes: logarithms, and the numbers of targets and states."""
+    """Arguments for the package: logarithms, numbers of targets and of states."""
     M, L = P_ML.shape
     return P_ML.log()[None], E_LL.log()[None], torch.tensor([M]), torch.tensor([L])
 
@@ -661,7 +661,7 @@ sparse_LL[1, 2] = sparse_LL[3, 4] = 0
 sparse_LL[:-1] /= sparse_LL[:-1].sum(dim=1, keepdim=True)
 sparse_scores = {path: score(path, P_ML, sparse_LL) for path in all_paths(M, L)}
 assert sum(p > 0 for p in sparse_scores.values()) == 4
-# It rises: what went on inside a mask now goes on to the next one.
+# It rises: probability that stayed inside a mask now goes on to the next one.
 ratio = forward(P_ML, sparse_LL)[-1, -1] / forward(P_ML, E_LL)[-1, -1]
 assert 1.5 < ratio < 2
 assert math.isclose(forward(P_ML, sparse_LL)[-1, -1], sum(sparse_scores.values()))

@@ -146,7 +146,7 @@ class Head(nn.Module):
 
 # %% tags=["save"]
 def is_target(ids_BX):
-    """Where paths say something: at each [MASK], or clone of one, and both ends."""
+    """Where a path says a token: at [MASK] or a clone of it, [BOS] and [EOS]."""
     return (ids_BX == MASK) | (ids_BX == BOS) | (ids_BX == EOS)
 
 
@@ -159,7 +159,7 @@ class ExLM(nn.Module):
         self.head, self.transition = Head(width, vocab_size), Transition(width)
 
     def states(self, masked_BN):
-        """Vectors of the states, their ids, their j, and which are not padding."""
+        """Vectors, token ids and j of the states, and which states are real."""
         ids_BT, i_BT, j_BT = expand(masked_BN, self.k)
         hidden_BTD = self.encoder(ids_BT, i_BT, j_BT)
         place_BL, is_real_BL = pack(is_target(ids_BT))
@@ -172,7 +172,7 @@ class ExLM(nn.Module):
         )
 
     def log_E(self, state_BLD, j_BL, is_real_BL):
-        """log E, (B, L, L); subclasses use j."""
+        """log E, (B, L, L); only subclasses use j_BL."""
         L = state_BLD.shape[1]
         is_edge_BLL = torch.ones(L, L).triu(1).bool() & is_real_BL[:, None]
         return self.transition(state_BLD, is_edge_BLL)
@@ -250,7 +250,7 @@ torch.testing.assert_close(ours_BLL[real], theirs_BLL[real], rtol=1e-4, atol=1e-
 
 # %% tags=["save"]
 def rows_of(masked_BN, sentence_BN, seed):
-    """A function that draws 64 rows, masked and whole, at every call."""
+    """A function that draws 64 masked rows and their originals at every call."""
     draw = torch.Generator().manual_seed(seed)
 
     def batch():
@@ -321,7 +321,7 @@ assert all(abs(curve[300] - floor) < 0.1 for curve in curves.values()), curves
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell", "save"]
 class SparseExLM(ExLM):
-    """Without edges between two states of one mask (Appendix Q.3)."""
+    """ExLM without edges between two states of one mask (Appendix Q.3)."""
 
     def log_E(self, state_BLD, j_BL, is_real_BL):
         owner_BL = (j_BL <= 1).cumsum(dim=1)
@@ -336,7 +336,7 @@ initialise(sparse, std=0.125)
 state_BLD, _, j_BL, is_real_BL = sparse.states(both_BN[:1])
 is_linked_LL = sparse.log_E(state_BLD, j_BL, is_real_BL)[0].exp() > 0
 paths = [(v, u) for v in (1, 2, 3, 4) for u in (1, 2, 3, 4) if is_linked_LL[v, u]]
-# On rows with more masks the edges are the package's.
+# On rows with other numbers of masks, too, the edges equal the package's.
 _, graph = theirs.encode(masked_BN, is_masked_BN, sentence_BN)
 state_BLD, _, j_BL, is_real_BL = sparse.states(masked_BN)
 is_edge_BLL = sparse.log_E(state_BLD, j_BL, is_real_BL).exp() > 0

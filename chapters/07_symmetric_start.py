@@ -142,9 +142,9 @@ def pair_table(enter_v, P_vx, E_vu, Q_uy):
 
 
 def table_bits(logits, chains=0.0):
-    """Mean over the language, both words; from the logits of four softmaxes.
+    """Mean bits for both words, from the logits of four softmaxes.
 
-    A later section lets a share `chains` of the paths keep to fixed chains.
+    A share `chains` of the paths keeps to fixed chains; a later section uses it.
     """
     enter_v, P_vx, E_vu, Q_uy = (x.softmax(dim=-1) for x in logits)
     enter_v = (1 - chains) * enter_v + chains / 2
@@ -161,7 +161,7 @@ def table_bits(logits, chains=0.0):
 
 # %%
 def descend(logits, steps=480, rate=0.5, fade=0):
-    """The logits before every step; chains fade out over `fade` steps."""
+    """Gradient descent: the logits at every step; chains fade over `fade` steps."""
     history = [logits]
     for step in range(steps):
         logits = [x.clone().requires_grad_() for x in history[-1]]
@@ -263,10 +263,10 @@ assert 0.001 < distance < 0.25
 
 
 def table_of(a, b, c, lead):
-    """The four tables with these differences; words of both masks have mean ½."""
+    """The four tables with these differences; words have overall frequency ½."""
     sign_x = torch.tensor([1.0, -1.0], dtype=torch.float64)
     enter_v = (1 + lead * sign_x) / 2
-    share_v = torch.stack([1 - lead, -1 - lead])[:, None]  # weighted mean: 0
+    share_v = torch.stack([1 - lead, -1 - lead])[:, None]  # mean 0 under enter_v
     P_vx, E_vu = (1 + a * share_v * sign_x) / 2, (1 + c * share_v * sign_x) / 2
     Q_uy = (1 + b * sign_x[:, None] * sign_x) / 2
     return enter_v, P_vx, E_vu, Q_uy
@@ -311,7 +311,7 @@ assert all(h == 0 for line in hessian for h in line)
 # Train the table from five starts:
 
 # %%
-STARTS = {  # size of the differences, of the clone vectors; chains fade over
+STARTS = {  # size of the differences, size of the vectors, steps with chains
     "exactly alike": (0.0, 0.0, 0),
     "nearly alike": (0.1, 0.0, 0),
     "clone vectors": (0.1, 1.0, 0),
@@ -321,7 +321,7 @@ STARTS = {  # size of the differences, of the clone vectors; chains fade over
 
 
 def table_start(small, large):
-    """Four small random tables; the clones' words plus a large one."""
+    """Random logits of size `small`; those of words get more, of size `large`."""
     generator = torch.Generator().manual_seed(1)
     shapes = ((2,), (2, 2), (2, 2), (2, 2))
     normal = {"generator": generator, "dtype": torch.float64}
@@ -347,7 +347,7 @@ EVERY = 8
 
 
 def frame(logits):
-    """Hundredths: lead, first mask's words, edges, second mask's words, bits."""
+    """In hundredths: entry, words of mask 1, edges, words of mask 2, bits."""
     enter_v, P_vx, E_vu, Q_uy = (x.softmax(dim=-1) for x in logits)
     shown = (enter_v[0], *P_vx[:, 0], *E_vu[:, 0], *Q_uy[:, 0], table_bits(logits))
     return [round(100 * float(x) + 1e-9) for x in shown]
@@ -398,16 +398,16 @@ _ = ax.set(
 
 # %% tags=["save"]
 class AidedExLM(ExLM):
-    """With a learned vector for each clone, and chains that fade out."""
+    """ExLM with a learned vector for each clone, and chains that fade out."""
 
     def __init__(
         self, vocab_size, k=2, width=32, has_vectors=True, has_chains=True
     ):
         super().__init__(vocab_size, k, width)
-        self.clone = nn.Embedding(k + 1, width)  # the first is for [BOS] and [EOS]
+        self.clone = nn.Embedding(k + 1, width)  # row 0 is for [BOS] and [EOS]
         self.progress = 1.0
         self.has_chains = has_chains
-        initialise(self, std=0.125)  # here, since the vectors are to stay large
+        initialise(self, std=0.125)  # done here: later it would shrink the vectors
         nn.init.normal_(self.clone.weight, std=1.0 if has_vectors else 0.0)
         self.clone.requires_grad_(has_vectors)
 
@@ -427,7 +427,7 @@ class AidedExLM(ExLM):
 
 
 def log_chains(j_BL, is_real_BL):
-    """Clone j leads to clone j of the next mask; [BOS] enters all alike."""
+    """Log of the chains: clone j leads to the next clone j, [BOS] to all alike."""
     owner_BL = (j_BL <= 1).cumsum(dim=1)
     from_BL1, to_B1L = j_BL[:, :, None], j_BL[:, None]
     is_same_BLL = (from_BL1 == to_B1L) | (from_BL1 == 0) | (to_B1L == 0)
@@ -446,7 +446,7 @@ for name, vectors, chains in (
 ):
     _ = torch.manual_seed(1)
     aided[name] = AidedExLM(len(WORDS), has_vectors=vectors, has_chains=chains)
-    # For 600 steps pass peak=1e-3 too: at 3e-3 this seed jumps back to two bits.
+    # For 600 steps, also pass peak=1e-3: at 3e-3 this seed jumps back to two bits.
     aided_curves[name] = train(aided[name], rows_of(masked_BN, sentence_BN, 1), 300)
     print(f"{name:8} {end_of(aided[name]):.3f} bits")
 
@@ -508,14 +508,14 @@ saddle = records.runs("saddle", results)
 
 
 def of_runs(chain_warmup, clone_std):
-    """Last bits of the seeds of `pairs`, all else as in the recipe."""
+    """Final bits of each seed on `pairs`, with all else as in the recipe."""
     recipe = parse(["--recipe", "toy-pairs", "--objective", "exlm"]).config
     model = dataclasses.replace(recipe.model, clone_embedding_std=clone_std)
     found = {}
     for run in json.loads((results / "first-runs.json").read_text()):
         config, setting = run["config"], run["config"]["train"]
         language = config["data"].get("grammar"), config["masking"]["strategy"]
-        # Settings that are younger than a record have their defaults.
+        # Settings that an older record lacks get their defaults from ModelConfig.
         if (
             language == ("pairs", "slots")
             and setting["steps"] == recipe.train.steps
@@ -529,7 +529,7 @@ def of_runs(chain_warmup, clone_std):
 
 
 def of_sweep(language, cell):
-    """Last bits of the three seeds of the sweep `saddle`."""
+    """Final bits of the three seeds in the sweep `saddle`."""
     return list(saddle["validation_bits_per_row"][f"{language}-{cell}"])
 
 

@@ -178,13 +178,13 @@ draw_tables(tables, MOODS, MOODS, is_stacked=True)
 # %% tags=["nbval-ignore-output"]
 from exlm_mini.data.toy import Grammar, Position
 
-# The words of a string are equally likely.
+# All words within a string are equally likely.
 WIDE = {"merry": "merry happy cheerful glad", "grim": "sad gloomy tearful grim"}
 NARROW = {"merry": "laughed", "grim": "wept"}
 
 
 def mirror(first, second):
-    """they felt (first) and they (second); a slot has words for each mood."""
+    """Language: they felt (first) and they (second), with words for each mood."""
     they, felt, and_ = (Position({(): word}) for word in ("they", "felt", "and"))
     slots = [
         Position({(z,): w for z, w in s.items()}, ("mood",))
@@ -196,7 +196,7 @@ def mirror(first, second):
 
 @torch.no_grad()
 def bits_of_states(model, masked_BN):
-    """Entropy of what the states of each mask say, the mean over paths."""
+    """Entropy of what the states of each mask say, averaged over paths."""
     state_BLD, _, j_BL, is_real_BL = model.states(masked_BN[:1])
     E_LL = model.log_E(state_BLD, j_BL, is_real_BL)[0].exp()
     P_LV = model.head(state_BLD, model.encoder.embedding.weight)[0].exp()
@@ -262,7 +262,7 @@ for name, wide in (("wide-first", 0), ("wide-last", 1)):
 
 # %% tags=["remove-input"]
 pilot = json.loads(Path("../book/results/links-pilot.json").read_text())
-# "joint" is the row's bits, at once: an MLM's joint is the sum of its masks.
+# "joint" is the bits at once: for an MLM it is just the sum over the masks.
 trunks = {trunk["name"]: trunk for trunk in pilot["trunks"]}
 print("bits per molecule                  at once  in turn   prize")
 for name, seeds in (
@@ -380,14 +380,14 @@ for of in ("readable", "exact"):
 
 # %% mystnb={"code_prompt_show": "Checked: the prize with the paper's masks is about an eighth of that with spans; in every seed ExLM is a quarter of a bit below MLM or more, and learned edges within spans are the best of the five; what training from the start loses; which states are in use; in turn more molecules can be read; how often each is exactly right; the one run of the recipe; what a second pass saves"} tags=["hide-cell", "check"]
 prizes = {name: trunk["joint"] - trunk["in_turn"] for name, trunk in trunks.items()}
-of_spans = np.mean([prizes[n] for n in (1, 2, 3)])  # the pilot's
+of_spans = np.mean([prizes[n] for n in (1, 2, 3)])  # the pilot's seeds
 assert 7.5 < of_spans / prizes["random"] < 9.5
 together, used = links["together_bits"], links["clones_used"]
 won = together["mlm"] - together["exlm"]
 assert len(won) == 5 and won.between(0.25, 0.6).all() and 0.45 < won.mean() < 0.55
 from_the_start = together["exlm-scratch"] - together["exlm"]
 assert len(from_the_start) == 5 and round(from_the_start.mean(), 2) == 0.09
-assert round(2.776 * from_the_start.sem(), 2) == 0.29  # Student's t of five
+assert round(2.776 * from_the_start.sem(), 2) == 0.29  # Student's t for five seeds
 for arm in ("gated", "uniform"):
     late = together[f"{arm}-scratch"]
     assert len(late) == 5 and (late > together[arm]).all()
@@ -572,6 +572,6 @@ rows = hide(row_BN, [3, 6]), row_BN
 _ = torch.manual_seed(2)
 single = AidedExLM(len(vocabulary(language)), k=1)
 curve = train(single, lambda: rows, steps=300)
-# It is a masked language model: eight words, 3 bits, and two words, 1 bit.
+# It is a masked language model: 3 bits for eight words, 1 bit for two words.
 assert abs(curve[300] - 4) < 0.1
 assert np.allclose(bits_of_states(single, rows[0]), (3, 1), atol=0.1)

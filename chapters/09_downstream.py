@@ -157,7 +157,7 @@ tokenizer, special = start.tokenizer, start.tokenizer.special_ids
 
 
 def encode_rows(texts):
-    """[BOS], tokens, [EOS] of each text."""
+    """Token ids of each text, between [BOS] and [EOS]."""
     return [
         torch.tensor([special.bos, *tokenizer.encode(text), special.eos])
         for (text,) in texts
@@ -165,7 +165,7 @@ def encode_rows(texts):
 
 
 def pad(rows):
-    """Rows as one tensor (B, N), filled up on the right."""
+    """Rows as one tensor (B, N), padded on the right."""
     padded_BN = pad_sequence(rows, batch_first=True, padding_value=special.pad)
     return padded_BN.to(scale.device)
 
@@ -220,7 +220,7 @@ class Classifier(nn.Module):
 
     def forward(self, token_ids_BN):
         nothing_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool)
-        # The ids as read, what is masked, the true ids. T > N: [BOS] has clones.
+        # Arguments: input ids, what is masked, true ids. T > N: [BOS] has clones.
         hidden_BTD, _ = self.encode(token_ids_BN, nothing_BN, token_ids_BN)
         first_BD = hidden_BTD[:, 0]
         return self.output(torch.tanh(self.dense(first_BD)))
@@ -243,7 +243,7 @@ tuple(model(pad(train_rows[:8])).shape)
 
 # %%
 def shuffled(rows, batch_size=32):
-    """Row numbers of the batches of one pass; similar lengths stand together."""
+    """Batches of row numbers for one pass; rows of similar length share a batch."""
     length_R = torch.tensor([len(row) for row in rows])
     order_R = torch.randperm(len(rows))
     order_R = order_R[length_R[order_R].argsort(stable=True)]
@@ -252,7 +252,7 @@ def shuffled(rows, batch_size=32):
 
 
 def fine_tune(model, rows, labels_RC, batches, peak=1e-3):
-    """Train encoder and head; the loss of every step."""
+    """Train encoder and head; return the loss of every step."""
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01
     )
@@ -387,7 +387,7 @@ assert abs(mean_area["untrained"] - mean_area["ExLM"]) < scale.pick(0.06, 0.2)
 
 import warnings
 
-# The library would like to draw a progress bar in the notebook.
+# A library warns that it cannot draw a progress bar in the notebook.
 warnings.filterwarnings("ignore", message="IProgress not found")
 
 from exlm_lab.downstream.finetuning import fine_tune as package
@@ -397,7 +397,7 @@ from exlm_lab.downstream.prepared import make_problem
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.trainer import answers_loss
 
-# The model: the same weights, rows of different lengths.
+# The model, with the same weights, on rows of different lengths.
 problem = make_problem(task, splits, start)
 tiny = TuneConfig(epochs=1, learning_rate=1e-3, weight_decay=0.01, precision="fp32")
 theirs = model_for(start, problem, tiny, seed=1)
@@ -411,7 +411,7 @@ with torch.no_grad():
 own = F.binary_cross_entropy_with_logits(logits_BC, some_BC)
 torch.testing.assert_close(answers_loss(output, some_BC), own)
 
-# The loop: 20 steps each, in batches of its own.
+# The loop: 20 steps each on the same rows, each with its own batches.
 few = problem.train._replace(
     rows=problem.train.rows[:640], labels=problem.train.labels[:640]
 )
@@ -422,7 +422,7 @@ run = package(start, problem._replace(train=few), tiny, 1, where, device)
 order = torch.arange(640).split(32)
 losses = fine_tune(ours.to(device).train(), train_rows, labels_RC, order)
 assert abs(np.mean(losses) - run.history[0]["loss"]) < 0.05
-assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.05  # it has moved
+assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.05  # the loss falls
 
 # The metric.
 for name, score_RC in scores_of.items():
@@ -467,7 +467,7 @@ folder.cleanup()
 
 # %%
 def paired_interval(ours, base, t=4.303):
-    """Mean difference and half of its 95% interval; t is Student's for three."""
+    """Mean difference and half its 95% interval; t is Student's for three seeds."""
     d = np.subtract(ours, base)
     return d.mean(), t * d.std(ddof=1) / math.sqrt(len(d))
 
@@ -546,7 +546,7 @@ for name, found in record["tasks"].items():
     assert np.allclose(
         intervals[name], (stored["mean"], stored["half_width_95"]), atol=0.01
     )
-    assert abs(stored["mean"]) < stored["half_width_95"]  # none is decided
+    assert abs(stored["mean"]) < stored["half_width_95"]  # zero lies inside
     printed = paper_numbers((found["paper"]["table"],), name)
     assert found["paper"]["ExLM"] == printed[found["paper"]["table"]]["ExLM"]
 middle, half = paired_interval(pretrained_runs["k4"], pretrained_runs["mlm"])
@@ -568,7 +568,7 @@ off = {
     name for name, size in TABLE_1.items() if sum(BENCHMARKS[name].sizes) != size
 }
 assert len(off) == 3, off
-# All printed means over tasks are those of their rows, but for one.
+# Every printed mean over tasks is the mean of its row, except one.
 GLUE = ("mnli", "qnli", "qqp", "rte", "sst2", "cola", "mrpc", "stsb")
 MEANS = {
     ("Table 1", "SMILES-BERT*"): 73.2,
@@ -602,7 +602,7 @@ nan = math.nan
 
 
 def judge_loss(loss):
-    """Compare with the package's loss, and look at the gradient."""
+    """Compare with the package's loss, and check that the gradient is finite."""
     logits_BC = torch.tensor([[2.0, 1], [0, 9], [-1, 0]], requires_grad=True)
     answers_BC = torch.tensor([[1.0, 1], [1, nan], [nan, 0]])
     found = loss(logits_BC, answers_BC)
@@ -639,7 +639,7 @@ def masked_loss(logits_BC, answers_BC):
 
 
 assert judge_loss(masked_loss) == "right"
-# 0 * nan is nan: to multiply by the mask does not work.
+# Multiplying by the mask does not work, because 0 * nan is nan.
 
 
 # %% [markdown]
@@ -679,7 +679,7 @@ print(judge_auc(auc_by_ranks))
 def auc_by_ranks(score_R, is_yes_R):
     """ROC-AUC from rankdata(score_R)."""
     num_yes, num_no = is_yes_R.sum(), (~is_yes_R).sum()
-    # The yes among themselves account for the ranks 1 + 2 + ... + num_yes.
+    # Among themselves the yes rows have the ranks 1 to num_yes: subtract their sum.
     wins = rankdata(score_R)[is_yes_R].sum() - num_yes * (num_yes + 1) / 2
     return wins / (num_yes * num_no)
 
@@ -695,7 +695,7 @@ assert judge_auc(auc_by_ranks) == "right"
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_choice(best):
-    """The mean of 400 tables."""
+    """Average the best score over 400 simulated tables."""
     rng = np.random.default_rng(0)
     found = [best(64, 277, 0.75, rng) for _ in range(400)]
     if found[0] is None:
@@ -715,7 +715,7 @@ assert judge_choice(lambda num, rows, p, rng: 75.0).endswith("taken?")
 
 # %%
 def best_score(num_settings, num_rows, p, rng):
-    """Percent right of the best of some equal settings."""  # your turn
+    """Best score, in percent, of equally good settings."""  # your turn
 
 
 print(judge_choice(best_score))
@@ -723,11 +723,11 @@ print(judge_choice(best_score))
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def best_score(num_settings, num_rows, p, rng):
-    """Percent right of the best of some equal settings."""
+    """Best score, in percent, of equally good settings."""
     return 100 * rng.binomial(num_rows, p, num_settings).max() / num_rows
 
 
 assert judge_choice(best_score).startswith("right")
-# Real settings err on the same hard pairs, which makes the gain smaller, and are
-# not equally good, so part of it is real. The rest comes from reporting the rows on
-# which the settings were chosen.
+# Real settings fail on the same hard pairs, which makes the gain smaller. They are
+# not equally good either, so part of the gain is real. The rest comes from
+# reporting scores on the rows on which the settings were chosen.

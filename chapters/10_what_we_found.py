@@ -101,7 +101,7 @@ RESULTS = Path("../book/results")
 
 # %%
 def verdict(differences, sign, smallest):
-    """Of a claim that the differences have a sign; `smallest` would matter."""
+    """Judge a claim on the sign; effects smaller than `smallest` do not matter."""
     number = len(differences)
     if number < 2:
         return "undecided"
@@ -237,7 +237,7 @@ claims = [claim for part in first for claim in part.claims]
 assert sum(claim.is_primary for claim in claims) == 12
 assert verdict([1.0, 1.1, 0.9], 1, 0.5) == "for"
 assert verdict([1.0, 1.1, 0.9], -1, 0.5) == "against"
-assert verdict([-0.1, -0.6, -0.2], 1, 0.5) == "against"  # no effect that matters
+assert verdict([-0.1, -0.6, -0.2], 1, 0.5) == "against"  # rules out +0.5
 small = ", too small to matter"
 assert verdict([0.1, -0.1, 0.05], 1, 0.5) == "against" + small
 assert verdict([0.1, 0.11, 0.09], 1, 0.5) == "for" + small
@@ -245,7 +245,7 @@ assert verdict([1.0, -0.5, 1.2], 1, 0.5) == "undecided"
 
 
 def saved(cell, table=ladder):
-    """Bits below the floor of each training, by its seed."""
+    """How many bits below the floor each run ends, by seed."""
     return table["floor_bits_per_row"][cell] - table["bits_per_row"][cell]
 
 
@@ -546,7 +546,7 @@ for name in ("exlm", "late", "later"):
 
 
 def ahead(metric, base="mlm"):
-    """By how much states without edges need fewer bits, by seed."""
+    """Bits that states without edges save compared with `base`, one per seed."""
     return (molecules[metric][base] - molecules[metric]["uniform"]).to_numpy()
 
 
@@ -630,7 +630,7 @@ of_toy, of_smiles = (
 
 
 def draw_entropy_and_reading(of_cells, spread_of, second, factor, label):
-    """Two panels, one below the other, against the lost share."""
+    """Plot entropy and a second measure against the lost share, in two panels."""
     fig, axes = plt.subplots(2, 1, figsize=(3.6, 6), layout="constrained")
     for ax, values, name in (
         (axes[0], grid(of_cells, "entropy_bits"), "entropy, bits"),
@@ -766,7 +766,7 @@ from exlm_lab.experiments.paper import ENTROPY
 
 
 def plane(metric, seed):
-    """Least-squares slopes along the lost share and along p, where 10% are lost."""
+    """Least-squares slopes along lost share and p, where more than 10% are lost."""
     of_seed = grid(of_smiles, metric).loc[seed]
     cells = [(p**k, p, value) for (p, k), value in of_seed.items() if p**k > 0.1]
     design = np.array([[1, share, p] for share, p, _ in cells])
@@ -840,7 +840,7 @@ assert paid["downstream"].max() < others["downstream"].max() - 5
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_order(answer):
-    """Compares with orders drawn here, to four standard errors of a thousand."""
+    """Compare with 1,000 orders drawn here, to within four standard errors."""
     rng = np.random.default_rng(0)
     places, values = zip(*mnli.items(), strict=True)
     ranks = [
@@ -866,7 +866,7 @@ judge_order(how_often)
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def how_often(cells, statistic, times=1000):
-    """Share of random orders at least as negative as the printed one."""
+    """Share of random orders whose statistic is at most that of the printed one."""
     rng = np.random.default_rng(1)
     places, values = zip(*cells.items(), strict=True)
     drawn = (
@@ -887,7 +887,7 @@ f"about one order in {round(1 / how_often(mnli, of['rank-share']), -1):.0f}"
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_seeds(answer):
-    """The smallest number whose expected mean lies outside its 95% interval."""
+    """Expects the smallest number of seeds whose 95% interval excludes zero."""
     found = [answer(0.5, 1.0), answer(0.5, 2.0), answer(3.0, 1.0)]
     if None in found:
         return "not yet"
@@ -906,7 +906,7 @@ judge_seeds(seeds_needed)
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def seeds_needed(effect, scatter):
-    """Smallest number whose expected mean lies outside its 95% interval."""
+    """Smallest number of seeds whose 95% interval around `effect` excludes zero."""
     number = 2
     while effect * number**0.5 / scatter < student.ppf(0.975, number - 1):
         number += 1

@@ -125,7 +125,7 @@ print("{} + {} + {} -> {}, log-sum-exp: {}".format(*shapes))
 
 # %%
 def guarded(scores, dim):
-    """logsumexp, with gradient 0 where there is nothing but -inf."""
+    """logsumexp whose gradient is 0 where all scores are -inf."""
     is_dead = (scores == -torch.inf).all(dim, keepdim=True)
     total = torch.logsumexp(scores.masked_fill(is_dead, 0.0), dim)
     return total.masked_fill(is_dead.squeeze(dim), -torch.inf)
@@ -164,7 +164,7 @@ def by_rows(log_P_BML, log_E_BLL, num_targets_B, num_states_B, log_sum=guarded):
 
 # %% mystnb={"code_prompt_show": "Checked: values and gradients equal enumeration, the three loops and the package's vectorized, on 20 ragged batches a seed; the package never reads the padding, even where it holds nan"} tags=["hide-cell", "check"]
 def random_graph(num_targets, num_states, seed, density=1.0):
-    """Random emissions and forward edges; a share of the edges exists."""
+    """Random emissions; forward edges, each kept with probability `density`."""
     rng = torch.Generator().manual_seed(seed)
     B, M, L = len(num_targets), max(num_targets), max(num_states)
     P_BML = torch.rand(B, M, L, generator=rng)
@@ -179,7 +179,7 @@ def value_and_gradients(function, log_P_BML, log_E_BLL, *counts):
     leaves = [t.clone().requires_grad_() for t in (log_P_BML, log_E_BLL)]
     log_f_B = function(*leaves, *counts)
     total = log_f_B.where(log_f_B != -torch.inf, 0.0).sum()
-    # With one target there is no edge to take, and nothing to derive by edges.
+    # With one target no edge is used: materialize_grads makes its gradient zero.
     gradients = torch.autograd.grad(total, leaves, materialize_grads=True)
     return log_f_B.detach(), *gradients
 
@@ -228,7 +228,7 @@ log_f_ML = log_f_rows(*graph_20[:2])[0]
 
 
 def draw_table(ax, table_ML, label, **colours):
-    """A table of targets and states as colours, with the cone around it."""
+    """Draw a table of targets and states in colour, with the cone dashed."""
     M, L = table_ML.shape
     shown_ML = np.ma.masked_invalid(table_ML.numpy())
     picture = ax.imshow(shown_ML, aspect="auto", **colours)
@@ -327,7 +327,7 @@ assert verdicts == [(True, False), (False, False), (True, False), (True, True)]
 
 # %%
 def log_beta_rows(log_P_BML, log_E_BLL):
-    """log beta[i] (B, L) for every target; sentences fill the whole tensor."""
+    """log beta[i], (B, L), for every target of a batch without padding."""
     is_end_L = torch.arange(log_P_BML.shape[2]) == log_P_BML.shape[2] - 1
     rows = [torch.zeros_like(log_P_BML[:, 0]).where(is_end_L, -torch.inf)]
     for log_P_BL in log_P_BML.unbind(dim=1)[:0:-1]:
@@ -336,7 +336,7 @@ def log_beta_rows(log_P_BML, log_E_BLL):
 
 
 def walk(log_P_BML, log_E_BLL):
-    """State and edge posteriors: the chain of paths, pushed forward."""
+    """State and edge posteriors, by pushing the Markov chain of paths forward."""
     log_beta = log_beta_rows(log_P_BML, log_E_BLL)
     state_BL = log_beta[0].new_zeros(log_beta[0].shape)
     state_BL[:, 0] = 1.0
@@ -418,7 +418,7 @@ def log_f_corner(log_P_BML, log_E_BLL, *counts):
 
 # %% tags=["remove-input"]
 def autograd_bytes(B, M, L):
-    """Terms, results (4 bytes), a mask, for each target but one; the first mask."""
+    """Terms, results (4 bytes), a mask per target but one; the start's mask."""
     return (M - 1) * B * (4 * L * L + 4 * L + L) + L
 
 
@@ -570,7 +570,7 @@ class Tally(TorchDispatchMode):
 
 
 def tally(function, B, M, L):
-    """Forward and backward pass of one batch, counted."""
+    """Count the operations of a forward and backward pass of one batch."""
     graph = made_graph(Shape(B, M, L), False, cpu, torch.float64)
     leaves = [t.requires_grad_() for t in graph[:2]]
     with Tally() as counts:
@@ -579,7 +579,7 @@ def tally(function, B, M, L):
 
 
 def slope(counts):
-    """Exponent of a power law through the first and the last point: x to y."""
+    """Exponent of the power law through the first and the last point of {x: y}."""
     (x0, y0), *_, (x1, y1) = counts.items()
     return math.log(y1 / y0) / math.log(x1 / x0)
 
@@ -629,7 +629,7 @@ assert times[0]["benchmark"] == "dag" and all(r["median_ms"] > 0 for r in times)
 
 
 def work(record):
-    """B M L^2: terms of the recursion, edges that do not exist included."""
+    """B M L^2, the terms of the recursion, including edges that do not exist."""
     B, M, L = record["shape"]
     return B * M * L**2
 
@@ -720,11 +720,11 @@ assert np.spacing(np.float32(-log_f)) == 2.0 ** (10 - 23)  # between 1024 and 20
 
 # %%
 def by_rescaled_rows(P_BML, E_BLL):
-    """log f of a batch without padding: probabilities, with a scale per target."""
+    """log f of a batch without padding, in probabilities rescaled per target."""
     row_BL = P_BML[:, 0] * (torch.arange(P_BML.shape[2]) == 0)
     log_scale_B = torch.zeros_like(row_BL[:, 0])
     for P_BL in P_BML.unbind(dim=1)[1:]:
-        # A row of zeros is no reason to divide by zero.
+        # The clamp avoids a division by zero where a row is all zeros.
         peak_B1 = row_BL.amax(dim=1, keepdim=True).clamp(min=1e-30)
         log_scale_B = log_scale_B + peak_B1.squeeze(1).log()
         row_B1L = torch.bmm((row_BL / peak_B1).unsqueeze(1), E_BLL)
@@ -795,7 +795,7 @@ def judged_graph(M, seed, is_sharp):
 
 
 def gradient_error(function, M, seed, is_sharp=False):
-    """Error of the float32 gradients, the worse of the two."""
+    """Relative error of the float32 gradients, the larger of the two."""
     graph, judge = judged_graph(M, seed, is_sharp)
     _, *ours = value_and_gradients(function, *graph)
     assert ours[0].dtype == torch.float32 and judge[0].dtype == torch.float64
@@ -803,7 +803,7 @@ def gradient_error(function, M, seed, is_sharp=False):
 
 
 def error_curve(function, **options):
-    """Median of three graphs, for each number of targets."""
+    """Median error over three graphs, for each number of targets."""
     curve = {}
     for M in lengths:
         errors = [gradient_error(function, M, seed, **options) for seed in range(3)]
@@ -913,7 +913,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from exlm_mini.alignment import scaled as rescaling
 
 best = int(log_posterior_L.argmax())
-lost_L = log_f_L - log_f_L.max() < math.log(2.0**-149)  # the least float32 number
+lost_L = log_f_L - log_f_L.max() < math.log(2.0**-149)  # smallest float32 number
 assert log_f_L.argmax() > i + M >= best  # the scale is set outside the cone
 assert lost_L[best] and log_posterior_L[lost_L].exp().sum() > 0.99
 
@@ -992,14 +992,14 @@ for M in outcome:
 three = made_graph(Shape(3, 8, 16), False, cpu, torch.float64)
 log_P_BML, log_E_BLL, *counts = three
 log_P_BML[1, 4, :] -= 800.0
-log_P_BML[1, 4, 9] += 800.0  # said by state 9 ...
-log_E_BLL[1, 9, :] = -torch.inf  # ... from where there is no way on
+log_P_BML[1, 4, 9] += 800.0  # likely only at state 9 ...
+log_E_BLL[1, 9, :] = -torch.inf  # ... which no edge leaves
 trap = log_P_BML, log_E_BLL, *counts
 exact = value_and_gradients(vectorized, *trap)
 naively = by_rescaled_rows(*(t.exp() for t in trap[:2]))
 assert naively.isfinite().tolist() == [True, False, True]  # in float64
 torch.testing.assert_close(value_and_gradients(scaled, *trap), exact)
-# The sweeps alone say of which sentence they are not sure.
+# The sweeps alone report which sentence they are not sure of.
 _, is_exact_B = rescaling.rescaled_log_likelihood(*trap)
 assert is_exact_B.tolist() == [True, False, True]
 assert rescaling.TOLERANCE == 2.0**-40
@@ -1060,7 +1060,7 @@ judge_best_path(best_path)
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def best_path(*graph):
-    # The gradient of a maximum is 1 at its argument: what is left is the path.
+    # A maximum has gradient 1 at its argmax, so the gradients mark the path.
     best_B, gradient_BML, _ = value_and_gradients(
         partial(by_rows, log_sum=torch.amax), *graph
     )
@@ -1095,7 +1095,7 @@ assert judge_by_pairs(lambda P_ML, E_LL: None) == "not yet"
 
 # %%
 def by_pairs(P_ML, E_LL):
-    """f[M, L] by products of neighbours, and the number of rounds."""
+    """f[M, L] from products of neighbouring pairs, and the number of rounds."""
     ...  # your turn
 
 
@@ -1116,7 +1116,7 @@ def by_pairs(P_ML, E_LL):
 
 assert judge_by_pairs(by_pairs) == "right"
 
-# A product of matrices costs L times as much as one of a vector and a matrix.
+# A matrix-matrix product costs L times as much as a vector-matrix product.
 probabilities = [t.exp() for t in random_graph([33], [66], seed=5)[:2]]
 with FlopCounterMode(display=False) as in_pairs:
     by_pairs(*(t[0] for t in probabilities))

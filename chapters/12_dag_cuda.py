@@ -174,7 +174,7 @@ for panel in (ax, right):
 
 # %% tags=["remove-input"]
 def share_in_triangles(L, T):
-    """Of all edges v < u, those that join states of one tile."""
+    """Share of all edges v < u that join two states of one tile."""
     tile_L = torch.arange(L) // T
     is_edge_LL = torch.ones(L, L, dtype=torch.bool).triu(1)
     is_inner_LL = is_edge_LL & (tile_L.unsqueeze(1) == tile_L)
@@ -200,7 +200,7 @@ NONE = -(10**8)  # exponent of an exact zero
 
 
 def times_two_to(x, exponent):
-    """Each row of x (last dimension) times two to its exponent."""
+    """Each row of x (last dimension) times two to the power of its exponent."""
     return x * exponent.to(x.dtype).exp2().unsqueeze(-1)
 
 
@@ -212,7 +212,7 @@ def in_units(x):
 
 
 def exp_in_units(log_x):
-    """The same of exp(log_x), whatever the size of its logarithms."""
+    """The same for exp(log_x), however large or small the logarithms are."""
     log2_peak = (log_x.amax(dim=-1) / math.log(2)).nan_to_num(neginf=0.0)
     exponent = log2_peak.floor().long() + 1
     log_unit = exponent.to(log_x.dtype) * math.log(2)
@@ -278,7 +278,7 @@ def by_tiles(log_P_ML, log_E_LL, tile=16, lift=0.0):
 
 # %% mystnb={"code_prompt_show": "Checked: value and gradients equal enumeration on small graphs of all kinds and tile sizes; in float32 a graph of the paper's size is right to 1e-7, its gradients to 1e-5"} tags=["hide-cell", "check"]
 def random_graph(M, L, seed, density=1.0, dtype=torch.float64):
-    """Random emissions and forward edges of one row; some of the edges exist."""
+    """One row: random emissions; each forward edge exists with chance `density`."""
     rng = torch.Generator().manual_seed(seed)
     P_BML = torch.rand(1, M, L, generator=rng, dtype=dtype)
     E_BLL = torch.rand(1, L, L, generator=rng, dtype=dtype).triu(1)
@@ -334,7 +334,7 @@ assert errors[0] < 1e-7 and max(errors[1:]) < 1e-5
 
 # %% tags=["remove-input"]
 M, L = 77, 308
-in_log_space = 2 * (M - 1) * L * L  # all terms, there and back
+in_log_space = 2 * (M - 1) * L * L  # all terms, forward and backward
 in_tiles = 3 * L * (L - 1) // 2 + 2 * M * L
 assert 70 < in_log_space / in_tiles < 90
 print(f"exponentials in log space {in_log_space:,}, in tiles {in_tiles:,}")
@@ -429,7 +429,7 @@ def two_ways():
 
 
 def read_backwards(log_P_BML, log_E_BLL, *counts):
-    """The same graph from its end; its forward sweep is our backward sweep."""
+    """The reversed graph, whose forward sweep is our backward sweep."""
     return log_P_BML.flip(1, 2), log_E_BLL.flip(1, 2).mT, *counts
 
 
@@ -479,7 +479,7 @@ assert math.exp(-130) > 0 and torch.tensor(-130.0).exp() == 0
 # nothing.)
 
 # %%
-why_not = native.why_not("cpu")  # builds it, if this is the first time
+why_not = native.why_not("cpu")  # builds the library on first use
 has_native = why_not is None
 if not has_native:
     print("no compiled backend here:", why_not)
@@ -562,7 +562,7 @@ is_used_L = log_f_L > -torch.inf
 is_held_L = log_f_L > units_t.repeat_interleave(tile) - depth
 assert is_held_L[is_used_L].all()
 assert (log_f_L[is_used_L] < -depth).sum() > 50  # lost with one exponent
-# What the posterior wants is among the lost.
+# Nearly all of the posterior lies on the lost states.
 state_L = posteriors(*graph.double(), "vectorized").state_BML[0, i]
 assert state_L[log_f_L < -depth].sum() > 0.99
 
@@ -580,7 +580,7 @@ for name, graph, log_f in (
 low, high = brackets["untrained, 77 x 308"]
 assert high - low < 1e-7  # nothing was lost, and we know it
 low, high = brackets["two ways"]
-assert low + 100 < truth < high - 100  # we know that we do not know
+assert low + 100 < truth < high - 100  # the gap shows that something was lost
 
 if has_native:
     for dtype, tolerance in TOLERANCE.items():
@@ -603,13 +603,13 @@ for is_sharp, dtype in itertools.product(
 
 
 def loss(log_P_BML, log_E_BLL, num_targets_B, num_states_B):
-    """Something around the operator, so that there is a graph to compile."""
+    """Other operations around the operator, so that there is a graph to compile."""
     arguments = (2 * log_P_BML, 0.5 * log_E_BLL, num_targets_B, num_states_B)
     return -native.log_likelihood(*arguments) / num_targets_B
 
 
 if has_native:
-    # fullgraph: an error, if the graph had to be broken
+    # fullgraph=True raises an error if the graph would have to be broken.
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
     eager_results = value_and_gradients(loss, small)
     torch.testing.assert_close(value_and_gradients(compiled, small), eager_results)
@@ -633,7 +633,7 @@ if has_native:
     assert status(flat) == [0] and status(trap) == [1]
     log_f, grad_BML, _ = value_and_gradients(backend("native"), trap)
     assert math.isclose(log_f.item(), -260.0, rel_tol=1e-6)
-    assert math.isclose(grad_BML[0, 4, 7].item(), 1.0, rel_tol=1e-6)  # the odd way
+    assert math.isclose(grad_BML[0, 4, 7].item(), 1.0, rel_tol=1e-6)  # odd states
     assert status(long) == [0]
 
 # %% [markdown]
@@ -697,7 +697,7 @@ fig, (ax, right) = plt.subplots(2, 1, figsize=(3.9, 5.2), height_ratios=(1.4, 1)
 
 
 def matrix(x, y, width, height, color, label):
-    """A box for a matrix with its name above and its sizes."""
+    """Draw a matrix as a box, with its name and size above it."""
     ax.add_patch(Rectangle((x, y), width, height, facecolor=color, edgecolor="0.3"))
     ax.text(x + width / 2, y + height + 3, label, ha="center", fontsize=8)
 
@@ -744,10 +744,10 @@ right.grid(False)
 
 # %% tags=["remove-input"]
 def barriers_of_sweep(M, L):
-    """Barriers that a block of the sweep meets for one row, M <= 128."""
+    """Number of barriers that a block of the sweep meets for one row, M <= 128."""
     total, num_tiles = 0, -(-L // TILE)
     for t in range(num_tiles):
-        # The first target lives in the first state only, the last in the last.
+        # Only the first state can say the first target, and only the last the last.
         first = 0 if t == 0 else max(1, t * TILE - (L - M))
         is_last_tile = t == num_tiles - 1
         last = M - 1 if is_last_tile else min(M - 2, t * TILE + TILE - 1)
@@ -780,7 +780,7 @@ for M, L in ((20, 80), (77, 308)):
 
 # %%
 def show(file, words):
-    """The only line of a source that has these words."""
+    """Print the one line of a source file that contains these words."""
     (line,) = [x for x in (CUDA / file).read_text().splitlines() if words in x]
     print(f"{file:15} {line.strip()}")
 
@@ -802,7 +802,7 @@ workshop = tempfile.TemporaryDirectory()
 
 
 def compile_fibers(name, edits, more=""):
-    """The float32 kernels as a library for the CPU; edits: old text, new text."""
+    """Compile the float32 kernels for the CPU; `edits` maps old text to new."""
     folder = Path(workshop.name) / name
     folder.mkdir()
     counts = dict.fromkeys(edits, 0)
@@ -918,7 +918,7 @@ for number, comment in enumerate(wounded if has_native else ()):
         verdict = "nan" if is_nan else "wrong numbers"
         verdict = "in log space" if status_B.item() == 1 else verdict
         symptoms[comment, seed] = "right" if is_same else verdict
-        if verdict == "in log space":  # other bits, and yet the right results
+        if verdict == "in log space":  # right, but not to the bit
             for ours, true in zip(found[:3], intact[:3], strict=True):
                 assert relative_error(ours, true) < 1e-5
 if has_native:
@@ -1022,7 +1022,7 @@ counts = {
 }
 is_edge_BLL = torch.ones(B, L, L).bool().triu(1)
 is_edge_BLL &= torch.arange(L) < counts["num_states"][:, None, None]
-# Not -inf: no edge leaves the last state.
+# Not -inf: the last state has no edges, and its softmax would be nan.
 score_BLL = torch.randn(B, L, L, generator=rng).masked_fill(~is_edge_BLL, -1e9)
 log_E_BLL = score_BLL.log_softmax(-1)
 
@@ -1115,7 +1115,7 @@ for M, L in ((3, 8), (5, 5), (6, 17)):
         for v in range(u)
     )
     assert least_multiply_adds(4, M, L) == 4 * 3 * pairs
-# By hand, for the example of Appendix I.4: numbers and products of a row.
+# Counted by hand for Appendix I.4: numbers moved and products, per row.
 assert least_bytes(64, 77, 308) == 64 * 4 * 260_568 == 66_705_408
 assert least_multiply_adds(64, 77, 308) == 64 * 6_001_608 == 384_102_912
 
@@ -1126,7 +1126,7 @@ assert 200 < barriers_of_sweep(77, 308) < 250
 gpu_ms = {tuple(r["shape"]): r["median_ms"] for r in flat_rows}
 paper, long_one, molecules = (64, 77, 308), (4, 256, 1024), (1400, 13, 44)
 alone = {shape: r["native kernels"] for shape, r in gpu_ms.items()}
-assert alone[8, 77, 308] > 0.7 * alone[paper]  # it waits
+assert alone[8, 77, 308] > 0.7 * alone[paper]  # it mostly waits
 assert min(theirs[paper]) > 3 * gpu_ms[paper]["native"]
 assert min(theirs[long_one]) > 2 * gpu_ms[long_one]["native"]
 assert min(theirs[molecules]) < alone[molecules]
@@ -1207,7 +1207,7 @@ def state_posteriors(*graph, tile=5):
         return table_ML.log() + unit_ML * math.log(2)
 
     log_alpha_ML = log_table(*graph)
-    # Turned back, it is beta with the state's own emission: take it out.
+    # Flipped back, it is beta times the state's own emission, divided out here.
     log_beta_ML = log_table(*read_backwards(*graph)).flip(0, 1) - graph[0][0]
     return (log_alpha_ML + log_beta_ML - log_alpha_ML[-1, -1]).exp()
 
@@ -1235,7 +1235,7 @@ assert judge_steps(lambda M, L, tile: None) == "not yet"
 
 # %%
 def waiting_steps(M, L, tile):
-    """Steps target by target, and steps column by column."""
+    """Numbers of steps: target by target, and column by column."""
     ...  # your turn
 
 
@@ -1249,6 +1249,6 @@ def waiting_steps(M, L, tile):
 
 
 assert judge_steps(waiting_steps) == "right"
-# By columns there are L steps, whatever the tile, and each serves all targets:
-# right for many threads. By targets a step is a product with a vector of the tile's
-# width, a few instructions of a core with such vectors: right for one core.
+# By columns there are about L steps, whatever the tile. Each serves all targets,
+# which suits many threads. By targets, a step is a product with a vector as wide as
+# the tile, which takes one core with such vectors only a few instructions.

@@ -124,7 +124,7 @@ COMMANDS = {"pretrain": pretrain.main, "prepare": prepare.main}
 
 
 def command(line: str) -> tuple[int, str, str]:
-    """``python -m exlm_mini.LINE``: exit code, what it prints, what it tells."""
+    """Run ``python -m exlm_mini.LINE``; return exit code, stdout and stderr."""
     name, *arguments = shlex.split(line)
     printed, told = io.StringIO(), io.StringIO()
     with redirect_stdout(printed), redirect_stderr(told):
@@ -133,7 +133,7 @@ def command(line: str) -> tuple[int, str, str]:
 
 
 def show(text: str, indent: int = 0) -> None:
-    """Print lines in the width of the page."""
+    """Print lines, wrapped to the width of the page."""
     for line in text.splitlines():
         print(textwrap.fill(line, 80, subsequent_indent=" " * indent))
 
@@ -203,19 +203,19 @@ def changed(config: RunConfig, group: str, **settings) -> RunConfig:
 
 
 def costs(config: RunConfig) -> Estimate:
-    """Of a run, with the vocabulary and the rows that its settings name."""
+    """Costs of a run with the vocabulary size and row length in its settings."""
     return estimate(config, config.data.vocab_size, config.data.block_length)
 
 
 def text_of(recipe: str) -> str:
-    """The file of a recipe, and below it that of its base."""
+    """The text of a recipe's file, followed by that of its base."""
     text = (RECIPES / f"{recipe}.yaml").read_text()
     base = re.search(r"^base: (\S+)", text, re.M)
     return text + (text_of(base[1]) if base else "")
 
 
 def source_of(recipe: str) -> str:
-    """From the comment on the number of steps."""
+    """The source of a recipe, from the comment on its number of steps."""
     found = re.search(r"^  steps: \S+ +# ([^,;:]+)", text_of(recipe), re.M)
     return found[1] if found else ""
 
@@ -506,7 +506,7 @@ for _, record in recorded:
 # is not a measurement of this package.
 
 # %% tags=["remove-input"]
-SUSTAINED = paper_speed["vanilla-mlm"]  # FLOP/s; an assumption, replace it
+SUSTAINED = paper_speed["vanilla-mlm"]  # FLOP/s, assumed; put your own here
 BUDGETS = {"an hour": 1, "a day": 24, "a week": 7 * 24}
 print(
     f"{SUSTAINED / 1e12:.0f} TFLOP/s, assumed" + "".join(f"{b:>9}" for b in BUDGETS)
@@ -539,7 +539,7 @@ assert share["text-base"][2] < 1
 
 # %% tags=["remove-input"]
 def member(num_layers: int) -> RunConfig:
-    """A scaled-down ExLM of Table 5."""
+    """The ExLM of Table 5, scaled down to this many layers."""
     whole = recipe("exlm-ablation")
     shape = {"num_layers": num_layers, "num_heads": num_layers}
     shape |= {"width": 64 * num_layers, "ffn_width": 256 * num_layers}
@@ -614,7 +614,7 @@ assert len(prepared) == 3
 
 # %%
 code, _, told = command("prepare --source wikipedia --source bookcorpus --dry-run")
-assert code == 2  # a mistake of the user, reported in one line
+assert code == 2  # a user's mistake, reported in one line
 show(told)
 
 # %% [markdown]
@@ -705,7 +705,7 @@ first_ten = {r["model"]: r for r in on_gpu["step"] if "first_steps_mean_ms" in r
 for objective, early in first_ten.items():
     times = early["first_steps_mean_ms"] / whole_steps[objective]["median_ms"]
     assert 2 < times < 4.2
-_, narrow, wide, _ = on_gpu["steps_of_a_run"]  # memory as pretrain asks for it
+_, narrow, wide, _ = on_gpu["steps_of_a_run"]  # with pretrain's memory settings
 median_ms = {}
 for r in (narrow, wide):
     median_ms[r["micro_batch_tokens"]] = sorted(r["step_ms"])[
@@ -721,7 +721,7 @@ days = {
 assert days["smiles-base"] < 1 and round(days["exlm-ablation"]) == 8
 assert wide["peak_mib"] < 22 * 1024
 num_steps = cost_of["smiles-base"].num_tokens / wide["tokens"]
-assert 9.5 < num_steps * median_ms[64000] / 3.6e6 < 10.5  # hours, as Running says
+assert 9.5 < num_steps * median_ms[64000] / 3.6e6 < 10.5  # hours, as in running.md
 from exlm_mini.data.batches import TokenBatches, TrainingBatches
 from exlm_mini.data.packs import Pack
 from exlm_mini.training.parts import make_masker
@@ -755,7 +755,7 @@ batches = TrainingBatches(pack, masker, 32, seed=1, micro_size=8)
 
 
 def shares(batches, step: int, world_size: int) -> list:
-    """Micro-batches of a step by their numbers, each made by its process."""
+    """Micro-batches of a step in order, each made by the process that takes it."""
     own = [batches.parts(step, rank, world_size) for rank in range(world_size)]
     num_parts = sum(len(parts) for parts in own)
     return [own[i % world_size][i // world_size] for i in range(num_parts)]
@@ -812,7 +812,7 @@ while process.poll() is None and not (log.exists() and log.read_text()):
     time.sleep(0.01)
 process.send_signal(signal.SIGTERM)
 _, told = process.communicate()
-assert process.returncode == 130, told  # stopped, and ready to go on
+assert process.returncode == 130, told  # stopped, and can be resumed
 stopped = latest_checkpoint(work / "stopped" / "checkpoints", print)
 assert 0 < stopped.step < 40
 assert "the same command" in told
@@ -853,7 +853,7 @@ file = work / "stopped" / LAST / "model.safetensors"
 content = bytearray(file.read_bytes())
 content[len(content) // 2] ^= 1
 _ = file.write_bytes(content)
-changed_file = load_file(file)  # reads it, and says nothing
+changed_file = load_file(file)  # loads it without an error
 assert changed_file.keys() == whole.tensors["model"].keys()
 told = []
 survivor = latest_checkpoint(work / "stopped" / "checkpoints", told.append)
@@ -1025,7 +1025,7 @@ assert judge_devices(list) != "right"
 
 # %%
 def possible_devices():
-    """The numbers of devices, in a list."""
+    """List of the possible numbers of devices."""
     ...  # your turn
 
 
@@ -1044,7 +1044,7 @@ def possible_devices():
     return possible
 
 
-# 2,048 rows in micro-batches of 16 are 128 micro-batches: the divisors of 128.
+# 2,048 rows are 128 micro-batches of 16, so every divisor of 128 is possible.
 assert judge_devices(possible_devices) == "right"
 
 # %% [markdown]
@@ -1069,7 +1069,7 @@ assert judge_interval(lambda c, M: M) != "right"
 
 # %%
 def best_interval(c, M):
-    """Seconds between checkpoints that lose the least time."""
+    """Seconds between checkpoints for which the least time is lost."""
     ...  # your turn
 
 
@@ -1078,12 +1078,12 @@ judge_interval(best_interval)
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def best_interval(c, M):
-    # Lost: c of every t seconds, half an interval at a failure: c / t + t / (2 M).
+    # Lost share: c of every t seconds, and t / 2 per failure: c / t + t / (2 M).
     return math.sqrt(2 * c * M)
 
 
 assert judge_interval(best_interval) == "right"
-# text-base on eight devices, its checkpoint at 1 GB/s, a failure a day:
+# text-base on eight devices, checkpoints written at 1 GB/s, one failure a day:
 checkpoint_bytes = (
     cost_of["text-base"].weight_bytes * 3 / 4
 )  # without the gradients

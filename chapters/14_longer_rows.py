@@ -203,7 +203,7 @@ def mlm_operations(N, m, size):
 
 def exlm_operations(N, m, k, size, expand_at=0):
     T, L = lengths(N, m, k)
-    lower = size._replace(layers=expand_at)  # read N tokens; none in the paper
+    lower = size._replace(layers=expand_at)  # layers on N tokens; none in the paper
     upper = size._replace(layers=size.layers - expand_at)
     encoder = encoder_operations(N, lower) + encoder_operations(T, upper)
     return encoder + head_operations(L, size) + link_operations(L, m + 2, size)
@@ -249,7 +249,7 @@ is_hidden_BN[:, 1:18:2] = True
 batch = ids_BN.masked_fill(is_hidden_BN, MASK), is_hidden_BN, ids_BN
 mlm = MaskedLM(ModelConfig(), 500).eval()
 assert counted(mlm, batch[:2]) == 3 * mlm_operations(66, 9, tiny)
-# Places of states have embeddings too, linked once for the whole batch.
+# Places of states have embeddings too, projected once for the whole batch.
 places = lengths(66, 9, 4)[0] * (2 * tiny.D + tiny.H) * tiny.D
 for expand_at in (0, 1):
     exlm = ExLM(ModelConfig(expand_at=expand_at), 500).eval()
@@ -355,7 +355,7 @@ def told(verdicts):
 
 
 def judge_states(function):
-    """Let the package expand a block of three sentences."""
+    """Compare with the package's count for a block of three sentences."""
     verdicts = []
     for k, boundary in ((2, "official"), (4, "paper"), (4, "official")):
         row = [BOS, 9, MASK, EOS, 8, MASK, MASK, EOS, 7, EOS]
@@ -369,7 +369,7 @@ def judge_states(function):
 
 
 def judge_largest(function):
-    """Compare with the count for every k."""
+    """Compare with the largest k found by counting."""
     dear = exlm_operations(N, m, 4, base) / mlm_operations(N, m, base)
     m_p = round(0.387 * N)
     mlm = mlm_operations(N, m_p, base)
@@ -400,7 +400,7 @@ _ = judge_states(num_states)
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def num_states(N, m, num_eos, k, boundary):
-    # [BOS] and every [EOS] are expanded like masks, or the two ends stay single.
+    # Official: [BOS] and every [EOS] expand like masks. Paper: two single ends.
     return k * (m + 1 + num_eos) if boundary == "official" else k * m + 2
 
 
@@ -425,7 +425,7 @@ def largest_k():
         m = round(p * 512)
         return exlm_operations(512, m, k, base) / mlm_operations(512, m, base)
 
-    # By tokens alone 0.387 (k - 1) <= 0.45 gives k = 2 as well.
+    # Counting tokens alone, 0.387 (k - 1) <= 0.45 also gives k = 2.
     return max(k for k in range(1, 9) if times(0.387, k) <= times(0.15, 4))
 
 

@@ -18,7 +18,7 @@ PAD, BOS, EOS, MASK = (
 
 
 def every_row(language):
-    """All sentences as rows [BOS] … [EOS] of token ids, (B, N)."""
+    """All sentences as rows of token ids, from [BOS] to [EOS], (B, N)."""
     word_ids_BN = torch.from_numpy(language.sample(10_000, seed=1)).unique(dim=0)
     row_BN = F.pad(word_ids_BN + len(SPECIAL_TOKENS), (1, 1), value=BOS)
     row_BN[:, -1] = EOS
@@ -26,12 +26,12 @@ def every_row(language):
 
 
 def vocabulary(language):
-    """The word of every token id."""
+    """The words, indexed by token id."""
     return [*SPECIAL_TOKENS, *language.words]
 
 
 def hide(row_BN, places):
-    """[MASK] at these places of every row."""
+    """A copy of the rows with [MASK] at these places."""
     masked_BN = row_BN.clone()
     masked_BN[:, places] = MASK
     return masked_BN
@@ -48,7 +48,7 @@ def rotate(x_BHTd, position_BT):
 
 
 def rope_2d(x_BHTd, i_BT, j_BT):
-    """One half of the features turned by i, the other by j."""
+    """Turn one half of the features by i and the other half by j."""
     by_i, by_j = x_BHTd.chunk(2, dim=-1)
     return torch.cat([rotate(by_i, i_BT), rotate(by_j, j_BT)], dim=-1)
 
@@ -125,7 +125,7 @@ class MLM(nn.Module):
 
 
 def initialise(model, std=0.3):
-    """Weights N(0, std²), biases 0."""
+    """Draw weights from N(0, std²) and set biases to 0."""
     for part in model.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, std=std)
@@ -134,14 +134,14 @@ def initialise(model, std=0.3):
 
 
 def train(model, batch, steps=150, peak=3e-3):
-    """Minimise the mean bits of batch(); return every tenth value."""
+    """Minimise model.bits, averaged over batch(); return every tenth loss."""
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     curve = {}
     for step in range(1, steps + 1):
-        # 30 steps up, the last 40% down.
+        # The rate rises for 30 steps and falls over the last 40%.
         rate = peak * min(1, step / 30, 2.5 * (steps - step + 1) / steps)
         optimizer.param_groups[0]["lr"] = rate
-        model.progress = step / steps  # for chapter 7
+        model.progress = step / steps  # used in chapter 7
         loss = model.bits(*batch()).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -151,11 +151,11 @@ def train(model, batch, steps=150, peak=3e-3):
     return curve
 
 
-NO_EDGE = -1e9  # close enough to log 0, and without nan gradients
+NO_EDGE = -1e9  # as good as log 0, but without nan gradients
 
 
 class Transition(nn.Module):
-    """log E, (B, L, L)."""
+    """Log probabilities of the edges, log E, (B, L, L)."""
 
     def __init__(self, width=32):
         super().__init__()
@@ -166,12 +166,12 @@ class Transition(nn.Module):
         q_BLD, k_BLD = self.query(state_BLD), self.key(state_BLD)
         score_BLL = q_BLD @ k_BLD.transpose(1, 2) / math.sqrt(q_BLD.shape[-1])
         log_BLL = score_BLL.masked_fill(~is_edge_BLL, NO_EDGE).log_softmax(dim=-1)
-        # Again, for the row of [EOS]: it has no edge, and softmax makes all equal.
+        # Mask again: [EOS] has no edges, so softmax has made its row uniform.
         return log_BLL.masked_fill(~is_edge_BLL, NO_EDGE)
 
 
 def log_emissions(log_word_BLV, state_ids_BL, target_BM):
-    """log P_u(y_i), (B, M, L); [BOS] and [EOS] say themselves and nothing else."""
+    """log P_u(y_i), (B, M, L); [BOS] and [EOS] say only themselves."""
     index_BML = target_BM[:, :, None].expand(-1, -1, state_ids_BL.shape[1])
     log_P_BML = log_word_BLV.transpose(1, 2).gather(1, index_BML)
     target_BM1, state_B1L = target_BM[:, :, None], state_ids_BL[:, None]
@@ -182,7 +182,7 @@ def log_emissions(log_word_BLV, state_ids_BL, target_BM):
 
 
 def log_forward(log_P_BML, log_E_BLL):
-    """log f of every target and state, (B, M, L)."""
+    """log f for every target and state, (B, M, L)."""
     rows = [log_P_BML[:, 0]]
     for i in range(1, log_P_BML.shape[1]):
         arriving_BL = (rows[-1][:, :, None] + log_E_BLL).logsumexp(dim=1)
@@ -194,7 +194,7 @@ def log_forward(log_P_BML, log_E_BLL):
 
 
 def expand(masked_BN, k):
-    """Every [MASK] k times: ids, i and j of each token, (B, T)."""
+    """Expand each [MASK] to k clones; ids, i and j of each token, (B, T)."""
     is_mask_BN = masked_BN == MASK
     copies_BN = torch.where(is_mask_BN, k, 1) * (masked_BN != PAD)
     end_BN = copies_BN.cumsum(dim=1)
@@ -209,9 +209,9 @@ def expand(masked_BN, k):
 
 
 def pack(is_chosen_BX):
-    """Indices of the chosen columns of each row, and which are not padding."""
+    """Indices of the chosen columns of each row, and which of them are real."""
     count_B1 = is_chosen_BX.sum(dim=1, keepdim=True)
-    # The chosen columns first, then others as padding.
+    # The chosen columns come first; others follow as padding.
     index_BX = (~is_chosen_BX).int().argsort(dim=1, stable=True)
     column_L = torch.arange(int(count_B1.max()))
     return index_BX[:, : len(column_L)], column_L < count_B1
@@ -221,7 +221,7 @@ def pack(is_chosen_BX):
 
 
 def forward(P_ML, E_LL):
-    """f[i, u] of Appendix H for every target and state."""
+    """f[i, u] of Appendix H, for every target i and state u."""
     M, L = P_ML.shape
     f_ML = P_ML.new_zeros(M, L)
     f_ML[0, 0] = P_ML[0, 0]
@@ -233,7 +233,7 @@ def forward(P_ML, E_LL):
 
 
 def backward(P_ML, E_LL):
-    """beta[i, u] of Appendix I.1: own emission not included."""
+    """beta[i, u] of Appendix I.1, without the emission of state u itself."""
     M, L = P_ML.shape
     beta_ML = P_ML.new_zeros(M, L)
     beta_ML[-1, -1] = 1.0
@@ -286,7 +286,7 @@ class Head(nn.Module):
 
 
 def is_target(ids_BX):
-    """Where paths say something: at each [MASK], or clone of one, and both ends."""
+    """Where a path says a token: at [MASK] or a clone of it, [BOS] and [EOS]."""
     return (ids_BX == MASK) | (ids_BX == BOS) | (ids_BX == EOS)
 
 
@@ -299,7 +299,7 @@ class ExLM(nn.Module):
         self.head, self.transition = Head(width, vocab_size), Transition(width)
 
     def states(self, masked_BN):
-        """Vectors of the states, their ids, their j, and which are not padding."""
+        """Vectors, token ids and j of the states, and which states are real."""
         ids_BT, i_BT, j_BT = expand(masked_BN, self.k)
         hidden_BTD = self.encoder(ids_BT, i_BT, j_BT)
         place_BL, is_real_BL = pack(is_target(ids_BT))
@@ -312,7 +312,7 @@ class ExLM(nn.Module):
         )
 
     def log_E(self, state_BLD, j_BL, is_real_BL):
-        """log E, (B, L, L); subclasses use j."""
+        """log E, (B, L, L); only subclasses use j_BL."""
         L = state_BLD.shape[1]
         is_edge_BLL = torch.ones(L, L).triu(1).bool() & is_real_BL[:, None]
         return self.transition(state_BLD, is_edge_BLL)
@@ -332,7 +332,7 @@ class ExLM(nn.Module):
 
 
 def rows_of(masked_BN, sentence_BN, seed):
-    """A function that draws 64 rows, masked and whole, at every call."""
+    """A function that draws 64 masked rows and their originals at every call."""
     draw = torch.Generator().manual_seed(seed)
 
     def batch():
@@ -343,7 +343,7 @@ def rows_of(masked_BN, sentence_BN, seed):
 
 
 class SparseExLM(ExLM):
-    """Without edges between two states of one mask (Appendix Q.3)."""
+    """ExLM without edges between two states of one mask (Appendix Q.3)."""
 
     def log_E(self, state_BLD, j_BL, is_real_BL):
         owner_BL = (j_BL <= 1).cumsum(dim=1)
@@ -355,16 +355,16 @@ class SparseExLM(ExLM):
 
 
 class AidedExLM(ExLM):
-    """With a learned vector for each clone, and chains that fade out."""
+    """ExLM with a learned vector for each clone, and chains that fade out."""
 
     def __init__(
         self, vocab_size, k=2, width=32, has_vectors=True, has_chains=True
     ):
         super().__init__(vocab_size, k, width)
-        self.clone = nn.Embedding(k + 1, width)  # the first is for [BOS] and [EOS]
+        self.clone = nn.Embedding(k + 1, width)  # row 0 is for [BOS] and [EOS]
         self.progress = 1.0
         self.has_chains = has_chains
-        initialise(self, std=0.125)  # here, since the vectors are to stay large
+        initialise(self, std=0.125)  # done here: later it would shrink the vectors
         nn.init.normal_(self.clone.weight, std=1.0 if has_vectors else 0.0)
         self.clone.requires_grad_(has_vectors)
 
@@ -384,7 +384,7 @@ class AidedExLM(ExLM):
 
 
 def log_chains(j_BL, is_real_BL):
-    """Clone j leads to clone j of the next mask; [BOS] enters all alike."""
+    """Log of the chains: clone j leads to the next clone j, [BOS] to all alike."""
     owner_BL = (j_BL <= 1).cumsum(dim=1)
     from_BL1, to_B1L = j_BL[:, :, None], j_BL[:, None]
     is_same_BLL = (from_BL1 == to_B1L) | (from_BL1 == 0) | (to_B1L == 0)
