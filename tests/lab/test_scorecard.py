@@ -161,7 +161,7 @@ def test_the_readme_counts_the_verdicts_of_the_records_planned_and_others_apart(
     count = Counter(verdict.word.partition(",")[0] for verdict in done)
     ends = f"{count['for']} hold, {count['against']} do not, {count['undecided']} are undecided"
     waiting = len(primary) - len(done)
-    assert f"{len(primary)} of them primary: {ends}, and {waiting}, a grown" in text
+    assert f"{len(primary)} of them primary: {ends}, and {waiting}, on fine-tuning" in text
 
 
 def test_the_pictures_of_the_readme_are_those_of_the_records(results, tmp_path):
