@@ -189,8 +189,9 @@ print(f"{product_VV[joint_VV == 0].sum():.0%} of the product is impossible")
 # `product_VV` is what an MLM says at its very best: the product of the true
 # distributions of the two words ({numref}`fig-joint-product`). Each row and each
 # column has the right sum, but three quarters of the probability lies on pairs that
-# no one ever says. The paper calls this *inter-token multimodality*, a term from
-# translation models that write all words at once {cite}`gu2018nat`.
+# no one ever says. The paper calls this *inter-token multimodality*;
+# *multimodality* is a term from translation models that write all words at once
+# {cite}`gu2018nat`.
 
 # %% mystnb={"figure": {"caption": "Two hidden words of `fours`. Above: how they occur together. Below: the product of their true distributions.", "name": "fig-joint-product"}, "image": {"alt": "Two tables of four by four. Together, each word of the first slot goes with one of the second, with probability 0.25. Each by itself, all sixteen pairs have 0.06."}} tags=["remove-input"]
 rows, cols = np.flatnonzero(p_Z @ first_ZV), np.flatnonzero(p_Z @ second_ZV)

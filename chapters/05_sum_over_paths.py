@@ -529,11 +529,12 @@ assert off_iLL.amin(dim=0).max() > 0.05 * true_LL.where(is_forward_LL, 0.0).max(
 # %% [markdown]
 # ## Ask the graph
 #
-# The explorer below runs your forward and backward loops on the first graph. While
-# no word is fixed, it shows how often each state speaks, and what each mask says on
-# average. Click *great* below Mask 1 and *glad* below Mask 2: now the path through
-# 1.1 and 2.1 has almost four fifths of the probability. Then try *awful* and
-# *sorry*, or click a state to make all paths go through it.
+# The explorer below runs your forward and backward loops on the first graph, over
+# all paths that say two words. While no word is fixed, it shows how often each
+# state speaks on such paths, and how likely each word is as the first (Mask 1) and
+# as the second (Mask 2). Click *great* below Mask 1 and *glad* below Mask 2: now
+# the path through 1.1 and 2.1 has almost four fifths of the probability. Then try
+# *awful* and *sorry*, or click a state to make all paths go through it.
 
 # %% tags=["remove-input"]
 from exlm_mini.reading.explorer import Explorer
@@ -644,8 +645,9 @@ for first, second in product(words, words):
 # backend `naive` is your three loops. {ref}`chap-dag-vectorized` makes them fast.
 #
 # **Related work.** All that the recursion uses is that multiplication distributes
-# over addition; speech recognition has used it in the same way since CTC
-# {cite}`graves2006ctc`. {ref}`chap-training` tells where the graph comes from. The
+# over addition. Speech recognition has summed over paths in this way since the
+# hidden Markov models of the 1970s; CTC {cite}`graves2006ctc` made the sum the loss
+# of a neural network. {ref}`chap-training` tells where the graph comes from. The
 # best path of such graphs has been used in translation {cite}`shao2022viterbi`.
 #
 # ## Exercise: a sparse graph

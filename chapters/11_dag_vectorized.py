@@ -1075,7 +1075,8 @@ assert judge_best_path(best_path) == "right"
 # an entry of the product $\mathbf{T}_2 \mathbf{T}_3 \cdots \mathbf{T}_M$.
 # Products can be bracketed in any way: multiply neighbours in pairs, then the
 # results in pairs, and so on. Implement that. How many steps have to wait for each
-# other for 33 targets, and why does nobody do it?
+# other for 33 targets, and why does it not pay here, though it does for chains of
+# few states?
 
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
@@ -1116,7 +1117,8 @@ def by_pairs(P_ML, E_LL):
 
 assert judge_by_pairs(by_pairs) == "right"
 
-# A matrix-matrix product costs L times as much as a vector-matrix product.
+# A matrix-matrix product costs L times as much as a vector-matrix product: little
+# for the few tags of a conditional random field, much where L is several times M.
 probabilities = [t.exp() for t in random_graph([33], [66], seed=5)[:2]]
 with FlopCounterMode(display=False) as in_pairs:
     by_pairs(*(t[0] for t in probabilities))

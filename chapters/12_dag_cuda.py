@@ -1215,18 +1215,18 @@ def state_posteriors(*graph, tile=5):
 assert judge_posteriors(state_posteriors) == "right"
 
 # %% [markdown]
-# **2. Which tile?** For $M$ targets, $L$ states and a tile, count the steps that
-# wait for each other if the triangle is walked target by target, and if it is
-# walked column by column. Which order suits a CPU core with vectors of 16 numbers,
-# and which a block of 256 threads?
+# **2. Which tile?** For $M$ targets and $L$ states, a multiple of the tile, count
+# the steps that wait for each other if the triangle is walked target by target, and
+# column by column. Which order suits a CPU core with vectors of 16 numbers, and
+# which a block of 256 threads?
 
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_steps(answer):
-    found = {tile: answer(77, 308, tile) for tile in (8, 32)}
+    found = {tile: answer(77, 320, tile) for tile in (8, 32)}
     if found[8] is None:
         return "not yet"
-    is_right = found == {8: (3003, 312), 32: (770, 320)}
+    is_right = found == {8: (3080, 320), 32: (770, 320)}
     return "right" if is_right else "count the tiles, then the steps in each"
 
 
@@ -1244,7 +1244,7 @@ judge_steps(waiting_steps)
 
 # %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def waiting_steps(M, L, tile):
-    num_tiles = -(-L // tile)
+    num_tiles = L // tile
     return num_tiles * M, num_tiles * tile
 
 

@@ -3,7 +3,7 @@
 A sentence is drawn in two steps: a few latent variables (mood, topic, number, ...) from a joint
 prior, then each word independently given the latents. Two words driven by the same latent
 depend on each other once the latent is forgotten; this is the dependency between masked tokens
-(§3.2, "inter-token multimodality") that a model predicting each [MASK] on its own cannot
+(§4.1, "inter-token multimodality") that a model predicting each [MASK] on its own cannot
 express. For any set of masked positions the grammar gives exactly
 
 * the floor of a masked language model, the sum of the marginal entropies H(x_i | visible);
