@@ -88,6 +88,8 @@ def build(device_type: str) -> Path:
             texts += [file.name, file.read_text()]
     key = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
     library = cache_dir() / key / f"exlm_dag_{device_type}.so"
+    if library.exists():  # perhaps where nobody may write
+        return library
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         with open(library.parent / "lock", "w") as stream:

@@ -143,6 +143,12 @@ def given_tokenizer(data: DataConfig) -> Tokenizer | None:
             f"{data.tokenizer} is a tokenizer for {tokenizer.kind}, but data.kind is {data.kind}; "
             "give another tokenizer, or none to train one"
         )
+    dot, after_another = (tokenizer.encode(text) for text in (".", "\n."))
+    if after_another[-len(dot) :] != dot:  # so would be the text after a mask
+        raise UserError(
+            f"{data.tokenizer} puts a space before every text; switch that off (add_prefix_space, "
+            "prepend_scheme), or give none to train one"
+        )
     return tokenizer
 
 

@@ -112,10 +112,10 @@ class ExLMPreTrainedModel(NoCopiedCode, PreTrainedModel):
                 f"row {int(is_late_B.nonzero()[0])} has padding or [PAD] (id {pad}) before a "
                 "token; pad rows on the right (padding_side='right')"
             )
-        length, learned = input_ids.shape[1], self.config.learned_length or input_ids.shape[1]
-        if length > learned:
+        learned = self.config.learned_length
+        if learned and bool(is_real_BN[:, learned:].any()):
             LOGGER.warning_once(
-                f"rows have {length} tokens, but the model was trained on at most {learned}"
+                f"rows are longer than the {learned} tokens that the model was trained on"
             )
         return input_ids
 
@@ -145,6 +145,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
+        special_tokens_mask: Tensor | None = None,
     ) -> MaskedLMOutput:
         """Compute the loss and, outside of training, predictions for each mask.
 
@@ -152,6 +153,8 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
             input_ids: int64 (B, N), with [MASK] for every hidden token.
             attention_mask: 0 at padding; if None, padding is recognised by the id of [PAD].
             labels: int64 (B, N), the hidden token at each [MASK], -100 elsewhere.
+            special_tokens_mask: not read; ``Trainer`` drops columns that are not named here, and
+                ``collator`` needs this one.
 
         Returns:
             loss: in nats. For ExLM that of §4.3 (per target, then the mean over rows that hold a

@@ -21,6 +21,7 @@ NAMES: dict[str, Any] = {
     "pad_token": PAD, "mask_token": MASK, "padding_side": "right",
     "model_input_names": ["input_ids", "attention_mask"],
 }  # fmt: skip
+SPACE_BEFORE_MASK = r" (?=\[MASK\])"
 
 
 class ExLMTokenizer(NoCopiedCode, PreTrainedTokenizerFast):
@@ -43,7 +44,8 @@ class ExLMTokenizer(NoCopiedCode, PreTrainedTokenizerFast):
         if (file := options.pop("tokenizer_file", None)) is None:
             raise OSError("there is no tokenizer.json")
         definition = Path(file).read_bytes()
-        if "TemplateProcessing" in str(json.loads(definition)["post_processor"]):
+        steps = (json.loads(definition)["normalizer"] or {}).get("normalizers", [])
+        if {"Regex": SPACE_BEFORE_MASK} in (step.get("pattern") for step in steps):
             inner = tokenizers.Tokenizer.from_buffer(definition)  # transformers has saved it
         else:
             inner = _converted(definition)
@@ -109,7 +111,7 @@ def tokenizer_for(tokenizer: Tokenizer, max_length: int | None = None) -> ExLMTo
 def _converted(definition: bytes) -> tokenizers.Tokenizer:
     """The tokenizer of a run, with the normalizer and post-processor that transformers needs."""
     inner, own = _finds_masks(json.loads(definition)), Tokenizer(definition)
-    steps = [normalizers.Replace(Regex(r" (?=\[MASK\])"), "")]
+    steps = [normalizers.Replace(Regex(SPACE_BEFORE_MASK), "")]
     # A word-level vocabulary holds the names of special tokens; in a text they are unknown words.
     names = [name for name in (PAD, BOS, EOS, SEP) if own.unknown_pieces(name) == [name]]
     if names:

@@ -18,7 +18,8 @@ from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import nats_to_bits
 from exlm_mini.training.processes import Engine
 
-VALIDATION_BATCH_ROWS = 64
+MOST_ROWS = 64
+"""Rows of a validation batch where memory is not short."""
 
 
 class Evaluation(NamedTuple):
@@ -84,6 +85,7 @@ def evaluate(
     num_rows: int,
     engine: Engine,
     chain_share: float = 0.0,
+    batch_rows: int = MOST_ROWS,
 ) -> Evaluation:
     """Bits and guesses on ``num_rows`` held-out rows: at each call the same rows and masks.
 
@@ -92,9 +94,9 @@ def evaluate(
     """
     was_training = model.training
     model.eval()
-    num_batches = -(-min(num_rows, len(pack)) // VALIDATION_BATCH_ROWS)
+    num_batches = -(-min(num_rows, len(pack)) // batch_rows)
     mine = range(engine.rank, num_batches, engine.world_size)
-    batches = validation_batches(pack, masker, num_rows, VALIDATION_BATCH_ROWS, mine)
+    batches = validation_batches(pack, masker, num_rows, batch_rows, mine)
     sums_Q5 = torch.zeros(num_batches, 5, dtype=torch.float64)
     for number, batch in zip(mine, batches, strict=True):
         bits_B, correct_B = row_bits_and_correct(model, batch.to(engine.device), chain_share)

@@ -119,7 +119,9 @@ def copies_of(output: Path, config: RunConfig, step: int) -> list[ScalarLog | Wa
     copies: list[ScalarLog | WandbLog] = []
     if config.train.tensorboard:
         copies.append(ScalarLog(output / "tensorboard", step))
-    if os.environ.get("WANDB_PROJECT") and find_spec("wandb"):
+    # W&B leaves a folder ``wandb`` in the working directory, which is a package without origin.
+    installed = find_spec("wandb")
+    if os.environ.get("WANDB_PROJECT") and installed and installed.origin:
         copies.append(WandbLog(output.name, asdict(config)))
     return copies
 

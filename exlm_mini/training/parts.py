@@ -45,8 +45,8 @@ def make_masker(
 
 
 def make_model(config: RunConfig, vocab_size: int, special_ids: SpecialIds) -> MaskedLM | ExLM:
-    """The untrained model of a run; its weights depend on the seed alone."""
-    torch.manual_seed(config.seed)
+    """The untrained model of a run, on the CPU; its weights depend on the seed alone."""
+    torch.default_generator.manual_seed(config.seed)
     match config.objective:
         case "mlm" | "repeated-mlm":
             return MaskedLM(config.model, vocab_size, special_ids)
@@ -58,7 +58,8 @@ def make_model(config: RunConfig, vocab_size: int, special_ids: SpecialIds) -> M
 def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
     """The trained model of a checkpoint, in evaluation mode on the CPU, and its settings."""
     config, state = RunConfig(**checkpoint.state["config"]), checkpoint.state
-    model = make_model(config, state["vocab_size"], SpecialIds(**state["special_ids"]))
+    with torch.random.fork_rng(devices=[]):  # the caller's own draws do not change
+        model = make_model(config, state["vocab_size"], SpecialIds(**state["special_ids"]))
     remedy = "a model with custom parts can only be opened by the program that made it"
     set_weights(model, checkpoint.tensors["model"], checkpoint.path, remedy)
     return model.eval(), config

@@ -31,7 +31,7 @@ from exlm_mini.training.checkpoint import (
 )
 from exlm_mini.training.console import Progress
 from exlm_mini.training.cost import check_fits, mean_flops_per_token
-from exlm_mini.training.evaluation import Evaluation, evaluate
+from exlm_mini.training.evaluation import MOST_ROWS, Evaluation, evaluate
 from exlm_mini.training.metrics import MetricsLog, copies_of, peak_memory_mib
 from exlm_mini.training.parts import make_masker, make_model, set_weights
 from exlm_mini.training.processes import Engine, check_spread, choose_device, with_precision
@@ -65,6 +65,12 @@ class Trainer:
         with engine.together():  # the machines of the processes may differ
             for stage, _ in config.stages:  # all of them, before the first takes hours
                 check_fits(stage, train_pack, validation_pack, engine.device, engine.world_size)
+        data = train_pack.sha256, validation_pack.sha256, train_pack.tokenizer_sha256
+        if engine.any(data != engine.same(data)):
+            raise UserError(
+                f"processes read different data in {train_pack.path.parent}; give each machine a "
+                "copy of the same prepared corpus"
+            )
         self.train_pack, self.validation_pack = train_pack, validation_pack
         self.output, self.report = output, report
         self._checkpoints = output / "checkpoints"
@@ -102,6 +108,12 @@ class Trainer:
         self.stepper = Stepper(config, pack, self.masker, engine, self.model)
         self.flops_per_token = mean_flops_per_token(config, pack.vocab_size, pack.lengths_R)
 
+    def _grow(self) -> None:
+        """Go on with the next stage, from the weights of this one."""
+        grown = self._checkpoint()
+        self._begin_stage()
+        self._take_over(grown)
+
     def run(
         self,
         on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -128,9 +140,7 @@ class Trainer:
             flops = 0.0
             while not is_stopped and (self.step < self._end or self._later):
                 if self.step == self._end:
-                    grown = self._checkpoint()
-                    self._begin_stage()
-                    self._take_over(grown)
+                    self._grow()
                 update = self.stepper.step(self.step)
                 self.step += 1
                 self.num_tokens += update.num_tokens
@@ -196,15 +206,23 @@ class Trainer:
         return numbers
 
     def validate(self, step: int) -> Evaluation:
-        """Evaluate the model on the held-out rows, after ``step`` steps."""
+        """Evaluate the model on the held-out rows, after ``step`` steps.
+
+        A batch has no more rows than a micro-batch, if its size is set: memory is short then.
+        """
+        train, pack = self.config.train, self.validation_pack
+        rows = train.micro_batch_size
+        if train.micro_batch_tokens is not None:
+            rows = max(1, train.micro_batch_tokens // int(pack.lengths_R.max()))
         with self.stepper.precision():
             found = evaluate(
                 self.model,
-                self.validation_pack,
+                pack,
                 self.masker,
-                self.config.train.validation_rows,
+                train.validation_rows,
                 self.engine,
                 self.config.chain_share(step),
+                min(MOST_ROWS, rows or MOST_ROWS),
             )
         if not found.is_finite:
             bits = f"{found.bits_per_mask:g} bits per masked token"
@@ -316,4 +334,5 @@ class Trainer:
         packs = self.train_pack, self.validation_pack
         check_start(checkpoint, self.config, *packs, self.report)
         self._take_over(checkpoint)
-        self.stepper.grown_at = 0  # growth in the other run does not count
+        # What was skipped, or grew, in the other run does not count.
+        self.stepper.restore({"skipped_steps": 0, "skipped_in_row": 0, "grown_at": 0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -107,6 +108,17 @@ def test_a_cache_that_cannot_be_written_to_is_said_with_the_remedy(monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", __file__)
     with pytest.raises(build.BuildError, match="TORCH_EXTENSIONS_DIR to a writable folder"):
         build.build("cpu")
+
+
+def test_a_library_that_is_there_is_taken_where_nothing_can_be_written(cache, monkeypatch):
+    def refused(*args, **kwargs):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as as_if:
+        as_if.setattr(build, "_compile", lambda source, compiler, library: library.touch())
+        built = build.build("cpu")
+    monkeypatch.setattr(build.fcntl, "flock", refused)
+    assert build.build("cpu") == built
 
 
 def test_without_ninja_the_remedy_is_said(cache, monkeypatch):

@@ -8,12 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import told
 
-from exlm_mini.config import SPECIAL_TOKENS, SpecialIds
+from exlm_mini.config import SPECIAL_TOKENS, DataConfig, SpecialIds
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 from exlm_mini.data import tokenizer as tokenization
 from exlm_mini.data.molecules import embedded_molecules
-from exlm_mini.data.tokenizer import Tokenizer, train_byte_level_bpe, train_smiles, word_level
+from exlm_mini.data.tokenizer import (
+    Tokenizer,
+    given_tokenizer,
+    train_byte_level_bpe,
+    train_smiles,
+    word_level,
+)
 
 ENGLISH = ["The old baker looked at the sea.", "The sea looked back at the old baker."] * 3
 BPE = train_byte_level_bpe(ENGLISH, 300)
@@ -191,6 +197,27 @@ def test_a_token_without_a_text_of_its_own_is_shown_as_it_is_stored():
     tokenizer = Tokenizer(inner.to_str().encode())
     assert tokenizer.decode([6]) == ""
     assert [tokenization.visible(tokenizer, i) for i in (6, 7)] == ["\u2581", "a"]
+
+
+def test_a_tokenizer_that_puts_a_space_before_every_text_is_refused(tmp_path):
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import models, trainers
+    from tokenizers.pre_tokenizers import ByteLevel, Metaspace
+
+    data = DataConfig(kind="text", tokenizer=str(tmp_path / "own.json"))
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=list(SPECIAL_TOKENS))
+    for good, bad in (
+        (ByteLevel(add_prefix_space=False), ByteLevel()),
+        (Metaspace(prepend_scheme="never"), Metaspace()),
+    ):
+        inner = Inner(models.BPE(unk_token="[UNK]"))
+        inner.pre_tokenizer = bad
+        inner.train_from_iterator(ENGLISH, trainer)
+        inner.save(data.tokenizer)
+        told(lambda: given_tokenizer(data), data.tokenizer, "puts a space before every text")
+        inner.pre_tokenizer = good
+        inner.save(data.tokenizer)
+        assert given_tokenizer(data).definition
 
 
 def test_a_missing_special_token_is_named(tmp_path):

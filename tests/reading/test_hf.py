@@ -97,6 +97,7 @@ def test_a_checkpoint_says_what_its_model_takes_and_keeps_its_chains(runs, monke
     said: list[str] = []
     monkeypatch.setattr(hf.models.LOGGER, "warning_once", said.append)
     model(**tokenizer("CCO", return_tensors="pt"))
+    model(**tokenizer("CCO", return_tensors="pt", padding="max_length"))
     assert not said
     row = tokenizer("C" * 999, truncation=True, return_tensors="pt").input_ids
     assert row.shape[1] == most > model.config.learned_length

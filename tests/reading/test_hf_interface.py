@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 
+import datasets
 import pytest
 import torch
 from torch import Tensor
@@ -100,9 +101,10 @@ def test_arguments_come_in_one_order_and_results_as_a_tuple_if_asked(head):
     assert type(by_place) is tuple
     for one, other in zip(by_name.to_tuple(), by_place, strict=True):
         assert torch.equal(one, other)
-    # Trainer drops the columns that are not in this signature.
+    # Trainer drops the columns that are not in this signature; the collator reads one more.
     names = list(inspect.signature(model.forward).parameters)
-    assert names == ["input_ids", "attention_mask", *named]
+    more = ["special_tokens_mask"] * (head == "MaskedLM")
+    assert names == ["input_ids", "attention_mask", *named, *more]
     for option in ("output_attentions", "output_hidden_states", "inputs_embeds"):
         with pytest.raises(TypeError, match=option):
             model(**INPUTS, **{option: True})
@@ -196,6 +198,20 @@ def molecules():
     """A tokenizer of molecules, and a model with its vocabulary."""
     own = train_smiles(["CC(=O)Nc1ccc(O)cc1"])
     return hf.tokenizer_for(own), make(vocab_size=own.vocab_size)
+
+
+def test_the_trainer_passes_on_which_tokens_must_not_be_hidden(molecules, tmp_path):
+    tokenizer, model = molecules
+    row = dict(tokenizer("CC(=O)N"))
+    row["special_tokens_mask"] = [int(i != 3) for i in range(len(row["input_ids"]))]
+    trainer = transformers.Trainer(
+        model,
+        transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True),
+        train_dataset=datasets.Dataset.from_list([row] * 8),
+        data_collator=hf.collator(tokenizer, mask_ratio=0.9, seed=1),
+    )
+    (batch,) = trainer.get_train_dataloader()
+    assert {*(batch["labels"] != -100).nonzero()[:, 1].tolist()} == {3}
 
 
 def test_the_usual_collator_is_refused_for_the_right_reason(molecules):

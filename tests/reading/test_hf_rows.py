@@ -100,19 +100,24 @@ def test_a_text_without_masks_comes_back(english, text):
 
 
 def test_a_tokenizer_of_its_own_construction_keeps_its_masks(tmp_path):
-    """It has a normalizer, truncation and padding, and [MASK] only as a vocabulary entry."""
+    """It has a normalizer, a template, truncation and padding, and [MASK] only as an entry."""
     import tokenizers
 
     definition = json.loads(train_byte_level_bpe(["the cat"] * 9, 300).definition)
     del definition["added_tokens"][-1]
     inner = tokenizers.Tokenizer.from_str(json.dumps(definition))
     inner.normalizer = tokenizers.normalizers.Lowercase()
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[SEP] $A [SEP]", special_tokens=[("[SEP]", inner.token_to_id("[SEP]"))]
+    )
     inner.enable_truncation(2)
     inner.enable_padding(length=9)
     own = Tokenizer(inner.to_str().encode())
-    exported = again(hf.tokenizer_for(own), tmp_path)
+    own.save(tmp_path / "tokenizer.json")  # as in a checkpoint
+    opened = hf.ExLMTokenizer.from_pretrained(tmp_path)
     for text in ("The [MASK]Cat\n [MASK]", "THE CAT the cat"):
-        assert exported(text).input_ids == framed(own, text)
+        for exported in (again(hf.tokenizer_for(own), tmp_path), opened):
+            assert exported(text).input_ids == framed(own, text)
 
 
 def test_a_tokenizer_trained_anew_finds_masks(english):

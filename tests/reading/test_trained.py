@@ -42,6 +42,14 @@ def test_a_vector_is_the_mean_of_the_tokens_of_its_text(objective, runs):
         torch.testing.assert_close(vector_D, states_ND[1:-1].mean(dim=0), atol=1e-5, rtol=1e-4)
 
 
+def test_loading_a_model_leaves_the_draws_of_the_caller_alone(runs):
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    exlm_mini.load(runs / "exlm")
+    assert torch.equal(torch.rand(3), expected)
+
+
 def test_a_text_that_just_fits_is_taken_and_a_longer_one_refused(runs):
     model = exlm_mini.load(runs / "exlm")
     just = model.config.expanded_length(len("CCO") + 2)

@@ -17,7 +17,6 @@ from commands import TOY
 from workers import PLAIN, SPREAD, STEPS, Witness, changed, copy_checkpoints
 
 from exlm_mini.config import SpecialIds
-from exlm_mini.training import evaluation
 from exlm_mini.training.checkpoint import load_checkpoint
 from exlm_mini.training.evaluation import evaluate
 from exlm_mini.training.parts import load_model, make_masker
@@ -111,16 +110,15 @@ def test_processes_and_accumulation_change_no_loss(name, two, packs, tmp_path):
         same_tensors(tmp_path / str(number) / LAST, two / name / LAST, tolerance=1e-4)
 
 
-def test_validation_batches_dealt_out_are_validation(two, packs, monkeypatch):
+def test_validation_batches_dealt_out_are_validation(two, packs):
     # Five batches for one, two, three or seven processes; two of the seven have none.
-    monkeypatch.setattr(evaluation, "VALIDATION_BATCH_ROWS", 4)
     model, config = load_model(load_checkpoint(two / "fp32" / LAST))
     masker = make_masker(config, SpecialIds())
 
     def evaluated(rank, world_size, add_up):
         engine = Engine(torch.device("cpu"))
         engine.rank, engine.world_size, engine.add_up = rank, world_size, add_up
-        return evaluate(model, packs[1], masker, 19, engine)
+        return evaluate(model, packs[1], masker, 19, engine, batch_rows=4)
 
     whole = evaluated(0, 1, lambda own: own)
     for world_size in (2, 3, 7):

@@ -84,11 +84,10 @@ def test_evaluation_is_repeatable_and_leaves_the_model_as_it_was(packs, objectiv
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_evaluation_does_not_depend_on_the_batch_size(packs, monkeypatch):
+def test_evaluation_does_not_depend_on_the_batch_size(packs):
     model, masker = untrained(CONFIG), make_masker(CONFIG, SPECIAL)
     large = evaluate(model, packs[1], masker, 13, ENGINE, 0.5)
-    monkeypatch.setattr(evaluation, "VALIDATION_BATCH_ROWS", 7)
-    small = evaluate(model, packs[1], masker, 13, ENGINE, 0.5)
+    small = evaluate(model, packs[1], masker, 13, ENGINE, 0.5, batch_rows=7)
     assert small[1:] == large[1:] and large.num_rows == 13
     assert small.bits == pytest.approx(large.bits, rel=1e-5)
     assert large.bits_per_row * 13 == pytest.approx(large.bits)

@@ -164,6 +164,9 @@ def test_tensorboard_and_wandb_get_the_lines_where_they_are_asked_for(
     config = changed(PLAIN, "mlm", tensorboard=True)
     (tmp_path / "wandb.py").write_text(STAND_IN)
     monkeypatch.setenv("WANDB_PROJECT", "exlm")
+    # Here nothing but the folder is found that W&B leaves beside its runs.
+    (tmp_path / "left" / "wandb").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path / "left"))
     make_trainer(config, packs, tmp_path / "no-package").run()
     monkeypatch.syspath_prepend(str(tmp_path))
     output = tmp_path / "run"

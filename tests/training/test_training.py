@@ -18,11 +18,13 @@ from exlm_mini.config import (
     TrainConfig,
 )
 from exlm_mini.config.checks import UserError
+from exlm_mini.training import evaluation
 from exlm_mini.training.checkpoint import load_checkpoint
-from exlm_mini.training.evaluation import evaluate
+from exlm_mini.training.evaluation import evaluate, row_bits_and_correct
 from exlm_mini.training.metrics import read_metrics
 from exlm_mini.training.parts import make_masker
 from exlm_mini.training.processes import Engine
+from exlm_mini.training.trainer import Trainer
 
 CONFIG = changed(PLAIN, model={"num_layers": 1}, micro_batch_size=None)
 
@@ -254,6 +256,39 @@ def test_a_gradient_that_is_not_finite_costs_its_step_alone(packs, tmp_path):
     assert trainer.run(note) and trainer.stepper.skipped_steps == STEPS / 2
     stood_still = [torch.equal(a, b) for a, b in itertools.pairwise(weights)]
     assert stood_still == [step % 2 == 0 for step in range(2, STEPS + 1)]
+
+
+def test_a_run_from_another_has_skipped_nothing_yet(packs, tmp_path):
+    source = make_trainer(CONFIG, packs, tmp_path / "source")
+    source.stepper.skipped_steps = 2
+    assert one_step(source)["skipped_steps"] == 2
+    checkpoint = load_checkpoint(tmp_path / "source" / "checkpoints" / "step-000001")
+    trainer = make_trainer(CONFIG, packs, tmp_path / "run")
+    trainer.begin_from(checkpoint)
+    assert one_step(trainer)["skipped_steps"] == 0
+
+
+@pytest.mark.parametrize("memory", [{"micro_batch_size": 2}, {}])
+def test_validation_takes_no_more_rows_at_once_than_a_micro_batch(
+    memory, packs, tmp_path, monkeypatch
+):
+    rows = []
+
+    def noted(model, batch, chain_share):
+        rows.append(len(batch.token_ids_BN))
+        return row_bits_and_correct(model, batch, chain_share)
+
+    monkeypatch.setattr(evaluation, "row_bits_and_correct", noted)
+    trainer = make_trainer(changed(CONFIG, **memory), packs, tmp_path)
+    trainer.validate(0)
+    assert max(rows) == min(memory.get("micro_batch_size", 64), sum(rows))
+
+
+def test_processes_that_read_different_data_are_told(packs, tmp_path):
+    engine = Engine(torch.device("cpu"))
+    engine.same = lambda value: ("another", *value[1:]) if isinstance(value, tuple) else value
+    with pytest.raises(UserError, match="processes read different data"):
+        Trainer(CONFIG, *packs, tmp_path, engine=engine)
 
 
 @pytest.mark.parametrize(
