@@ -87,8 +87,7 @@ def _shape(text: str) -> Shape:
         raise argparse.ArgumentTypeError(f"'{text}' must be three numbers B,M,L") from None
     if not (min(shape) >= 1 and (1 < shape.M <= shape.L or shape.M == shape.L)):
         raise argparse.ArgumentTypeError(
-            f"{shape}: {shape.M} targets have no path through {shape.L} states; B must be "
-            "at least 1, M at least 2, and L at least M"
+            f"{shape}: B must be at least 1, M at least 2, and L at least M"
         )
     return shape
 

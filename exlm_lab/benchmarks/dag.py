@@ -26,6 +26,8 @@ from exlm_mini.data.files import reading
 from exlm_mini.training.cost import check_bytes
 
 QUANTITIES = ("log_likelihood", "grad_emission", "grad_transition")
+ENDS = [0, -1]
+"""Rows that are judged: a wrong index among the rows of a batch spares at most one of them."""
 LogLikelihood = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 REFERENCE = "vectorized"
@@ -121,15 +123,15 @@ def load_extra_backend(path: Path) -> LogLikelihood:
 
 
 def judged(graph: Graph) -> tuple[Tensor, ...]:
-    """log_likelihood_B and both gradients of the first row, by ``REFERENCE`` in float64."""
-    exact = Graph(*(numbers[:1] for numbers in graph.double()))
+    """log_likelihood_B and both gradients of the rows ``ENDS``, by ``REFERENCE`` in float64."""
+    exact = Graph(*(numbers[ENDS] for numbers in graph.double()))
     return forward_and_backward(BACKENDS[REFERENCE].log_likelihood, exact)
 
 
 def errors(ours: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> dict[str, float | None]:
-    """``relative_error`` of the first row's likelihood and gradients; None where it is infinite."""
+    """``relative_error`` of likelihood and gradients in ``ENDS``; None where it is infinite."""
     pairs = zip(QUANTITIES, ours, exact, strict=True)
-    off = {name: relative_error(mine[:1], theirs) for name, mine, theirs in pairs}
+    off = {name: relative_error(mine[ENDS], theirs) for name, mine, theirs in pairs}
     return {name: error if math.isfinite(error) else None for name, error in off.items()}
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from exlm_lab.downstream.metrics import evaluate
 from exlm_lab.downstream.task import Examples, Task
@@ -45,7 +46,9 @@ def baselines(
         return {" or ".join(names): [constant], "TF-IDF": [linear]}
     features, each = _fingerprints(train, test), []
     for seed in seeds:
-        options: Any = {"n_estimators": NUM_TREES, "random_state": seed, "n_jobs": -1}
+        options: Any = {
+            "n_estimators": NUM_TREES, "random_state": seed, "n_jobs": torch.get_num_threads(),
+        }  # fmt: skip
         forests = RandomForestRegressor(**options), RandomForestClassifier(**options)
         each.append(measured(*forests, features))
     return {" or ".join(names): [constant], "random forest": each}

@@ -19,7 +19,7 @@ from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.targets import Tables, encode, place
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_mini.config.checks import UserError, nearest
-from exlm_mini.data.molecules import Cleaning
+from exlm_mini.data.molecules import Cleaning, clean
 from exlm_mini.data.text import find_column, folded
 from exlm_mini.reading.entries import readable
 
@@ -85,7 +85,7 @@ def load_table(
         if task.input == "smiles" and cleaning != AS_IT_IS:
             spelled = [readable(column, task.input, cleaning)[0] for column in spelled]
         examples[name] = Examples(list(zip(*spelled, strict=True)), labels[part])
-    used, seen_before = {*rows}, _also_in_train(examples)
+    used, seen_before = {*rows}, _also_in_train(examples, task.input)
     faults: list[dict[str, Any]] = [{"row": n, "why": left_out[n]} for n in sorted(left_out)]
     rejected, emptied = ([f for f in faults if (f["row"] in used) == own] for own in (0, 1))
     if files is not None:
@@ -138,11 +138,21 @@ def _columns(
     return task._replace(columns=tuple(texts), targets=tuple(targets)), cells_RX
 
 
-def _also_in_train(examples: dict[str, Examples]) -> dict[str, int]:
-    """Number of rows in each other part whose text also occurs in training."""
-    seen = {*examples["train"].texts}
-    counts = {name: sum(text in seen for text in part.texts) for name, part in examples.items()}
+def _also_in_train(examples: dict[str, Examples], input: str) -> dict[str, int]:
+    """Number of rows in each other part whose texts, in any order, also occur in training;
+    molecules are compared by their canonical SMILES."""
+    keys = {
+        name: [frozenset(_key(text, input) for text in texts) for texts in part.texts]
+        for name, part in examples.items()
+    }
+    seen = {*keys["train"]}
+    counts = {name: sum(key in seen for key in own) for name, own in keys.items()}
     return {name: count for name, count in counts.items() if count and name != "train"}
+
+
+def _key(text: str, input: str) -> str:
+    molecule = clean(text, Cleaning(canonical=True)) if input == "smiles" else None
+    return text if molecule is None else molecule.key
 
 
 def _of_molecules(read: list[str], cleaning: Cleaning) -> dict[str, Any]:
@@ -182,6 +192,11 @@ def _split(
         chosen = dict(zip(PARTS, random_parts(rows, how.split_seed), strict=True))
     elif rule in RULES:
         own = split([texts[row] for row in rows], rule)
+        if 2 * len(own.train) < len(rows):
+            raise UserError(
+                f"{source}: most of the {len(rows):,} molecules have the same scaffold, which a "
+                "split by scaffolds keeps together; give --data.split random, or a column"
+            )
         num_scaffolds = own.num_scaffolds
         in_parts = ([rows[i] for i in part] for part in own.parts)
         chosen = dict(zip(PARTS, in_parts, strict=True))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import Trainer, set_seed
+from transformers import Trainer, TrainerState, set_seed
 
 import exlm_mini.hf as hf
 from exlm_lab.downstream.inputs import batch_of
@@ -114,6 +114,10 @@ def fine_tune(
         model_for(pretrained, problem, config, seed), pretrained.tokenizer.special_ids.pad,
         problem, config, seed, directory, chosen, watcher,
     )  # fmt: skip
+    if checkpoint:
+        state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
+        if state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]:
+            trainer.args.num_train_epochs = round(state.epoch or 0)  # patience had run out
     trainer.train(resume_from_checkpoint=checkpoint)
     evaluations = [line for line in trainer.state.log_history if "eval_loss" in line]
     losses = epoch_losses(trainer.state.log_history, config.steps_per_epoch(problem.train.rows))

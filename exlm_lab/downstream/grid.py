@@ -43,9 +43,11 @@ class Tuning:
 
 
 def combinations(space: Space, base: TuneConfig) -> list[TuneConfig]:
-    """All combinations of the values in a space; settings it does not name stay as in ``base``."""
+    """All different combinations of the values in a space; settings it does not name stay as in
+    ``base``."""
     every = itertools.product(*space.values())
-    return [replace(base, **dict(zip(space, own, strict=True))) for own in every]
+    settings = (replace(base, **dict(zip(space, own, strict=True))) for own in every)
+    return list(dict.fromkeys(settings))
 
 
 def check_seeds(name: str, seeds: tuple[int, ...]) -> None:

@@ -141,6 +141,11 @@ def make_problem(
     spread: Any = 1.0
     if task.kind != "classes":
         _check_known(task, named)
+    elif len(different := {*splits.train.labels.tolist()}) == 1:
+        raise UserError(
+            f"{task.name}: the answer is {task.classes[different.pop()]} in all train rows; "
+            "give more rows, or choose another --data.split"
+        )
     if task.is_number.any():
         labels_RC = splits.train.labels
         center = np.where(task.is_number, np.nanmean(labels_RC, 0), 0.0)

@@ -39,7 +39,7 @@ METRICS: dict[Kind, str] = {
 Tables = list[tuple[str, int]]
 """The names of the tables that rows come from, each with the number of its first row."""
 
-_DECIMAL_COMMA = re.compile(r"[-+−]?\d+,\d+")
+_NUMBER_IN_PRINT = re.compile(r"[-+−]?\d+(,\d+)*(\.\d+)?")
 
 
 def place(tables: Tables, row: int) -> tuple[str, int]:
@@ -99,9 +99,10 @@ class _Column(NamedTuple):
     """Index of the word in each row; -1 for None or nan."""
 
     @property
-    def has_comma_D(self) -> np.ndarray:
-        """Whether each word is a number with a decimal comma."""
-        return np.array([bool(_DECIMAL_COMMA.fullmatch(word)) for word in self.words])
+    def is_printed_D(self) -> np.ndarray:
+        """Whether each word is a number only as people print it: with commas or a minus sign."""
+        is_such = [bool(_NUMBER_IN_PRINT.fullmatch(word)) for word in self.words]
+        return np.array(is_such) & ~np.isfinite(self.numbers_D)
 
     def are_most(self, is_such_D: np.ndarray) -> bool:
         """Whether nearly all cells that are not empty hold one of the words marked."""
@@ -174,7 +175,7 @@ def _without_missing(column: _Column, kind: Kind | None) -> _Column:
     """Treat words like "nan" as missing in a column of numbers; a class may have such a name."""
     words = ["" if word.casefold() in NO_NUMBERS else word for word in column.words]
     is_number_D, numbers = np.isfinite(column.numbers_D), column._replace(words=words)
-    if not any(words) or not numbers.are_most(is_number_D | column.has_comma_D):
+    if not any(words) or not numbers.are_most(is_number_D | column.is_printed_D):
         return column
     is_yes_no = np.isin(column.numbers_D[is_number_D], (0, 1)).all()
     return column if kind == "classes" and not is_yes_no else numbers
@@ -182,6 +183,8 @@ def _without_missing(column: _Column, kind: Kind | None) -> _Column:
 
 def _number(word: str) -> float:
     """The number that a word spells, or inf."""
+    if "_" in word:  # Python's own way to write thousands
+        return math.inf
     with contextlib.suppress(ValueError):
         value = float({"true": "1", "false": "0"}.get(word.casefold(), word))
         if math.isfinite(value):
@@ -194,12 +197,24 @@ def _kind(column: _Column, task: Task) -> Kind:
     ``labels`` even for a classification, unless it names its classes."""
     is_number_D = np.isfinite(column.numbers_D)
     is_numeric = column.are_most(is_number_D)
-    has_comma_D = column.has_comma_D
+    is_printed_D, is_missing_D = column.is_printed_D, np.array([not w for w in column.words])
     is_meant_numeric = task.kind in (None, "numbers")
-    if is_meant_numeric and not is_numeric and column.are_most(is_number_D | has_comma_D):
+    if is_meant_numeric and not is_numeric and column.are_most(is_number_D | is_printed_D):
         raise UserError(
-            f"{column.of} holds '{column.words[has_comma_D.argmax()]}'; write numbers with a "
-            "decimal point and no thousands separator, or, if these are words, give --kind "
+            f"{column.of} holds '{column.words[is_printed_D.argmax()]}'; write numbers with a "
+            "decimal point, a hyphen as minus and no thousands separator, or, if these are words, "
+            "give --kind classification"
+        )
+    other_D = ~is_number_D & ~is_missing_D
+    times_D = column.times_D
+    if (
+        task.kind is None
+        and not is_numeric
+        and times_D[is_number_D].sum() > times_D[other_D].sum()
+    ):
+        raise UserError(
+            f"{column.of} holds numbers and '{column.words[other_D.argmax()]}' in "
+            f"{times_D[other_D].sum():,} rows with words; correct these, or give --kind "
             "classification"
         )
     is_yes_no = is_numeric and bool(np.isin(column.numbers_D[is_number_D], (0, 1)).all())

@@ -58,6 +58,11 @@ class Watcher(TrainerCallback):
     drawn: Tensor | None = None
     """The same for the epoch in training."""
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.best_global_step:  # in this directory, wherever it was when it was saved
+            best = Path(args.output_dir) / f"checkpoint-{state.best_global_step}"
+            state.best_model_checkpoint = str(best)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.on_progress(Progress(state.global_step, self.loss, math.nan, None))
         if self.should_stop():

@@ -194,6 +194,9 @@ def judge(claim: Claim, experiment: Experiment, table: pd.DataFrame) -> Verdict:
     ]
     table = of_plan(table, cells)
     contrast = differences(claim, table)
+    measured_cells = measured(table, claim.metric).index.get_level_values("cell")
+    if claim.statistic and not {cell.name for cell in cells} <= {*measured_cells}:
+        contrast = ()  # the statistic is that of the whole grid
     p = p_value(contrast)
     if experiment.plan is None:
         origin = "sweep"

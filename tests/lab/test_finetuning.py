@@ -1,11 +1,9 @@
 """Fine-tuning: agreement with the released head, learning, model selection, stops and errors."""
 
-import dataclasses
 import itertools
 import math
 import shutil
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -22,7 +20,6 @@ import exlm_mini.hf as hf
 from exlm_lab.downstream.finetuning import fine_tune, model_for
 from exlm_lab.downstream.inputs import padded
 from exlm_lab.downstream.prepared import make_problem
-from exlm_lab.downstream.runs import Result, compare
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_lab.downstream.trainer import Watcher, _arguments, answers_loss, make_trainer
@@ -46,7 +43,7 @@ def test_scores_loss_and_gradients_equal_the_released_ones(path):
     head = {name: golden.arrays.pop(f"param/{HEAD}{theirs}") for name, theirs in OURS.items()}
     exlm = golden.load(ExLM, golden.config)
     config = hf.ExLMConfig(
-        architecture=dataclasses.asdict(exlm.config),
+        architecture=asdict(exlm.config),
         vocab_size=exlm.encoder.embedding.num_embeddings,
         special_ids=exlm.special_ids._asdict(), num_labels=len(head["1.weight"]),
         problem_type="single_label_classification",
@@ -105,7 +102,7 @@ def stop_after(step, pretrained, problem, directory):
 
 
 def test_an_easy_task_is_learnt_and_the_first_best_epoch_is_kept(pretrained, problem, tmp_path):
-    run = tuned(pretrained, problem, tmp_path, dataclasses.replace(CONFIG, epochs=12))
+    run = tuned(pretrained, problem, tmp_path, replace(CONFIG, epochs=12))
     assert run.metrics["test"]["accuracy"] > 0.9
     reached = [record["validation"]["accuracy"] for record in run.history]
     assert len(reached) == 12 and run.steps == 12 * 5
@@ -139,7 +136,7 @@ def test_every_setting_arrives_at_the_trainer(pretrained, problem, tmp_path):
 
 
 def test_scores_stand_in_the_order_of_the_rows(pretrained, problem, tmp_path):
-    run = tuned(pretrained, problem, tmp_path, dataclasses.replace(CONFIG, epochs=1))
+    run = tuned(pretrained, problem, tmp_path, replace(CONFIG, epochs=1))
     part, scores = problem.parts["test"], []
     run.model.eval()
     with torch.no_grad():
@@ -216,7 +213,7 @@ def test_the_seconds_of_all_starts_are_counted(pretrained, problem, tmp_path):
 
 def test_a_directory_of_another_run_is_refused(pretrained, problem, tmp_path):
     stop_after(1, pretrained, problem, tmp_path)
-    other = dataclasses.replace(CONFIG, learning_rate=1e-3)
+    other = replace(CONFIG, learning_rate=1e-3)
     told(lambda: tuned(pretrained, problem, tmp_path, other), tmp_path, "another config")
     told(lambda: tuned(pretrained, problem, tmp_path, seed=2), tmp_path, "another seed")
     others = replace(pretrained, sha256="0"), problem._replace(sha256="0")
@@ -225,7 +222,7 @@ def test_a_directory_of_another_run_is_refused(pretrained, problem, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(pretrained, problem, tmp_path):
-    config = dataclasses.replace(CONFIG, epochs=2, batch_size=8, learning_rate=1e29)
+    config = replace(CONFIG, epochs=2, batch_size=8, learning_rate=1e29)
     with pytest.raises(DivergedError, match=r"the loss before step .* \(1e\+29\)"):
         tuned(pretrained, problem, tmp_path, config)
 
@@ -293,7 +290,7 @@ def test_numbers_are_trained_standardised_and_given_back_in_their_units(pretrain
     part = problem.parts["validation"]
     perfect = part.judge(list(np.nan_to_num(part.labels)))
     assert perfect["r2"] == 1 and perfect["rmse length"] == pytest.approx(0)
-    run = tuned(pretrained, problem, tmp_path, dataclasses.replace(CONFIG, epochs=30))
+    run = tuned(pretrained, problem, tmp_path, replace(CONFIG, epochs=30))
     assert run.metrics["validation"]["r2"] > 0.8
     rows_BN = padded(part.rows, 0)
     with torch.no_grad():
@@ -307,18 +304,22 @@ def test_numbers_are_trained_standardised_and_given_back_in_their_units(pretrain
 def test_a_run_without_progress_is_ended_and_keeps_its_first_weights(
     pretrained, problem, tmp_path, after
 ):
-    # With so large a learning rate the model predicts one class for all rows.
+    # At this learning rate the model predicts one class for all rows.
     config = replace(CONFIG, epochs=9, patience=2, learning_rate=0.3, warmup_share=0.0)
-    steps = itertools.count(1)
+    steps, started = itertools.count(1), tmp_path / "started"
     try:
         run = tuned(
-            pretrained, problem, tmp_path, config, should_stop=lambda: next(steps) == after
+            pretrained, problem, started, config, should_stop=lambda: next(steps) == after
         )
     except StoppedError:
-        run = tuned(pretrained, problem, tmp_path, config)
+        run = tuned(pretrained, problem, started, config)
     assert (run.best_epoch, len(run.history)) == (1, 3)
-    saved = load_file(tmp_path / "checkpoint-5" / "model.safetensors")
-    torch.testing.assert_close(dict(run.model.state_dict()), saved)
+    saved = load_file(started / "checkpoint-5" / "model.safetensors")
+    # Cut off after its last checkpoint and moved, it ends no differently.
+    moved = tuned(pretrained, problem, started.rename(tmp_path / "moved"), config)
+    assert (moved.metrics, moved.history) == (run.metrics, run.history)
+    for model in (run.model, moved.model):
+        torch.testing.assert_close(dict(model.state_dict()), saved)
 
 
 def test_tokens_are_repeated_as_in_pretraining(problem, tmp_path):
@@ -328,22 +329,9 @@ def test_tokens_are_repeated_as_in_pretraining(problem, tmp_path):
     assert model.config.num_copies == repeated.config.masking.num_copies == 2
 
 
-def test_baselines_are_of_the_rows_that_are_reported(problem, monkeypatch, tmp_path):
-    seen = []
-    for name, place in (("figure.draw", 1), ("baselines.baselines", 2)):
-        monkeypatch.setattr(
-            f"exlm_lab.downstream.{name}", lambda *args, place=place: seen.append(args[place])
-        )
-    model = SimpleNamespace(scores=lambda texts: (None, {}))
-    monkeypatch.setattr(hf, "load_predictor", lambda path: model)
-    compare(Result(TASK, CONFIG, [], [], {}), problem, (1,), tmp_path)
-    assert all(examples is problem.parts["test"].examples for examples in seen) and seen
-
-
 @pytest.mark.gpu
 def test_a_run_on_a_gpu_learns_too(pretrained, problem, tmp_path):
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    config = dataclasses.replace(CONFIG, epochs=12)
-    run = fine_tune(pretrained, problem, config, 1, tmp_path, "cuda")
+    run = fine_tune(pretrained, problem, replace(CONFIG, epochs=12), 1, tmp_path, "cuda")
     assert run.metrics["test"]["accuracy"] > 0.9

@@ -4,11 +4,13 @@ import dataclasses
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from refusals import told
 
+import exlm_mini.hf as hf
 from exlm_lab.downstream.grid import (
     TUNING,
     Tuning,
@@ -25,7 +27,7 @@ from exlm_lab.downstream.results import (
     table,
     task_record,
 )
-from exlm_lab.downstream.runs import Result, TuningLedger
+from exlm_lab.downstream.runs import Result, TuningLedger, compare
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_mini.config.recipes import load_recipe
@@ -72,6 +74,7 @@ def test_a_space_is_every_combination_once():
     settings = combinations(space, BASE)
     assert len(set(settings)) == len({key(config) for config in settings}) == 3 * 2 * 2
     assert combinations({}, BASE) == [BASE]
+    assert len(combinations({"learning_rate": [0.001, 1e-3, 0.002]}, BASE)) == 2
 
 
 # ---- choosing and reporting ----
@@ -212,3 +215,15 @@ def test_a_run_that_diverged_is_recorded_and_the_search_goes_on(pretrained, prob
     cells = [ledger.run(config, 1) for config in (wild, QUICK)]
     assert "diverged" in cells[0] and "lower learning_rate (1e+29)" in lines[0]
     assert best_setting(cells, TASK) == QUICK
+
+
+def test_baselines_are_of_the_rows_that_are_reported(problem, monkeypatch, tmp_path):
+    seen = []
+    for name, place in (("figure.draw", 1), ("baselines.baselines", 2)):
+        monkeypatch.setattr(
+            f"exlm_lab.downstream.{name}", lambda *args, place=place: seen.append(args[place])
+        )
+    model = SimpleNamespace(scores=lambda texts: (None, {}))
+    monkeypatch.setattr(hf, "load_predictor", lambda path: model)
+    compare(Result(TASK, BASE, [], [], {}), problem, (1,), tmp_path)
+    assert all(examples is problem.parts["test"].examples for examples in seen) and seen

@@ -193,6 +193,8 @@ def test_cells_come_back_as_written_and_say_their_kind(data, kind):
         (["low", "high", "none"] * 5, None, "classes", ("high", "low", "none")),
         (["1", "2", "none"] * 5, "classes", "classes", ("1", "2", "none")),
         (["0", "1", "<NA>"] * 5, "classes", "labels", ("x",)),
+        (["2020_01", "2020_02"] * 5, None, "classes", ("2020_01", "2020_02")),
+        (["1", "2", "low"] * 5, "classes", "classes", ("1", "2", "low")),
         ([0, 1] * 5, "classes", "labels", ("x",)),
         ([0, 1] * 5, "numbers", "numbers", ("x",)),
         (["yes", "no"] * 5, None, "classes", ("no", "yes")),
@@ -242,6 +244,9 @@ def test_few_wrong_cells_are_left_out_and_named_many_are_refused():
         ({"x": ["0.1", ""] * 20}, ("'x' holds only '0.1'",)),
         ({"x": ["yes", ""] * 20}, ("'x' holds only 'yes'",)),
         ({"x": ["1,5", "-2", "0", "NA"] * 10}, ("'x' holds '1,5'", "decimal point")),
+        ({"x": ["1,000.5", "2", "3", "4"] * 10}, ("'x' holds '1,000.5'", "thousands")),
+        ({"x": ["−1", "−2", "3", ""] * 10}, ("'x' holds '−1'", "a hyphen as minus")),
+        ({"x": ["5", "6", "7", ">10"] * 10}, ("numbers and '>10' in 10 rows", "--kind")),
     ],
 )
 def test_targets_that_make_no_task_are_refused(columns, parts):

@@ -64,6 +64,15 @@ def test_answers_that_cannot_be_learned_or_scored_are_refused(
     told(lambda: make_problem(task, splits, pretrained), "how long", said)
 
 
+def test_one_class_in_training_is_refused(pretrained):
+    task = Task("how long", "classes", ("no", "yes"), "accuracy", "smiles")
+    one, both = (Examples([("C",), ("CC",)], np.array(labels)) for labels in ([1, 1], [0, 1]))
+    told(
+        lambda: make_problem(task, Splits(one, both, None, {}), pretrained), "yes in all train"
+    )
+    assert make_problem(task, Splits(both, one, None, {}), pretrained)
+
+
 def test_problems_of_one_table_differ_by_what_their_answers_mean(pretrained):
     splits = Splits(chains([0, 1, 0, 1]), chains([0, 1]), None, {})
     tasks = [

@@ -14,9 +14,9 @@ from exlm_lab.experiments.cells import Claim
 from exlm_lab.experiments.correlations import lost_share
 from exlm_lab.experiments.metric_names import PROBE
 from exlm_lab.experiments.paper import ENTROPY, printed_grid
-from exlm_lab.experiments.records import DOWNSTREAM
+from exlm_lab.experiments.records import DOWNSTREAM, runs
 from exlm_lab.experiments.scorecard import SCORECARD, Row, Score
-from exlm_lab.experiments.verdicts import Verdict, verdicts
+from exlm_lab.experiments.verdicts import Verdict, judge, verdicts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,6 +34,14 @@ def results(tmp_path_factory) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     return folder / "book" / "results"
+
+
+def test_a_statistic_of_a_grid_needs_every_cell_of_the_plan(results):
+    experiment, table = EXPERIMENTS["repeated-mlm"], runs("repeated-mlm", results)
+    some = table.drop("toy-p0.789-k8", level="cell")
+    for claim in experiment.claims:
+        needed = 0 if claim.statistic else len(judge(claim, experiment, table).differences)
+        assert len(judge(claim, experiment, some).differences) == needed
 
 
 @pytest.fixture(scope="module")

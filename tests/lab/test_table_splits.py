@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas
 import pytest
 from own_tables import SMILES, asked, frame_of, load
 from refusals import told
@@ -60,6 +61,25 @@ def test_without_a_word_molecules_are_split_by_scaffolds_and_text_at_random():
     _, splits = load(frame_of(x=[0, 1] * 20), asked("x", input="text"), split=None)
     assert splits.notes["split"] == "random" and splits.notes["sizes"] == [32, 4, 4]
     json.dumps(splits.notes)
+
+
+def test_a_scaffold_that_most_molecules_share_is_told():
+    of_one = pandas.DataFrame({"SMILES": ["C" * n for n in range(1, 41)], "x": [0, 1] * 20})
+    told(
+        lambda: load(of_one, asked("x"), None), "have the same scaffold", "--data.split random"
+    )
+    _, splits = load(of_one, asked("x"))
+    assert splits.notes["sizes"] == [32, 4, 4]
+
+
+def test_molecules_are_the_same_in_any_spelling_and_pairs_in_any_order():
+    rows = {"a": SMILES, "b": "CCO", "x": [0, 1] * 20}
+    turned = pandas.DataFrame({"a": "OCC", "b": SMILES, "x": [0, 1] * 20})
+    task, frame = asked("x", columns=("a", "b")), pandas.DataFrame(rows)
+    _, splits = load(frame, task, split=None, test=turned)
+    assert splits.notes["also_in_train"]["test"] == len(splits.train.texts) < 40
+    _, splits = load(frame, task._replace(input="text"), split=None, test=turned)
+    assert "also_in_train" not in splits.notes
 
 
 def test_a_part_without_rows_is_refused():
