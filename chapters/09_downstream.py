@@ -401,6 +401,7 @@ from exlm_lab.downstream.trainer import answers_loss
 problem = make_problem(task, splits, start)
 tiny = TuneConfig(epochs=1, learning_rate=1e-3, weight_decay=0.01, precision="fp32")
 theirs = model_for(start, problem, tiny, seed=1)
+_ = torch.manual_seed(1)
 ours = Classifier(exlm_mini.load(run).model, 3)
 theirs.heads[0], theirs.heads[1] = ours.dense, ours.output
 some_BN, some_BC = pad(train_rows[:8]).cpu(), labels_RC[:8].float()
@@ -535,10 +536,11 @@ for ax in (left, right):
 # seen before.** Of BBBP's 204 test molecules 17 were in our pre-training data,
 # without their answers. **Tables have slips.** Tables 1 and 9 give different
 # numbers of molecules for three sets; the four scores of Vanilla MLM++ in Table 2
-# have the mean 80.6, not 80.7; and the 78.8 of ExLM on RTE in Table 3 cannot be the
-# median of five runs, because no share of 277 pairs rounds to it.
+# have the mean 80.6, not 80.7, and the eight of the large ExLM in Table 3 have
+# 86.8, not 86.9; and the 78.8 of ExLM on RTE in Table 3 cannot be the median of
+# five runs, because no share of 277 pairs rounds to it.
 
-# %% mystnb={"code_prompt_show": "Checked: the recorded intervals, the 8 ± 37 points, and the paper's own differences; 64 settings; 17 of 204 molecules; the three slips"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: the recorded intervals, the 8 ± 37 points, and the paper's own differences; 64 settings; 17 of 204 molecules; the slips"} tags=["hide-cell", "check"]
 from exlm_lab.downstream.grid import TUNING, combinations, paper_numbers
 
 for name, found in record["tasks"].items():
@@ -568,7 +570,7 @@ off = {
     name for name, size in TABLE_1.items() if sum(BENCHMARKS[name].sizes) != size
 }
 assert len(off) == 3, off
-# Every printed mean over tasks is the mean of its row, except one.
+# Every printed mean over tasks is the mean of its row, except two.
 GLUE = ("mnli", "qnli", "qqp", "rte", "sst2", "cola", "mrpc", "stsb")
 MEANS = {
     ("Table 1", "SMILES-BERT*"): 73.2,
@@ -578,14 +580,15 @@ MEANS = {
     ("Table 2", "ExLM"): 81.4,
     ("Table 3", "RoBERTa*"): 85.2,
     ("Table 3", "ExLM"): 86.2,
+    ("Table 3", "ExLM large"): 86.9,
 }
 wrong = {}
 for (table, name), printed in MEANS.items():
     rows = [paper_numbers((table,), t) for t in (*BENCHMARKS, *GLUE)]
     mean = np.mean([found[table][name] for found in rows if found])
     if abs(mean - printed) > 0.0501:  # half of the last digit
-        wrong[name] = round(float(mean), 3)
-assert wrong == {"Vanilla MLM++": 80.625}
+        wrong[name] = round(float(mean), 4)
+assert wrong == {"Vanilla MLM++": 80.625, "ExLM large": 86.7875}
 rte = paper_numbers(("Table 3",), "rte")["Table 3"]
 shares = {round(100 * right / 277, 1) for right in range(278)}
 assert rte["ExLM"] == 78.8 and 78.8 not in shares and rte["RoBERTa*"] in shares
@@ -604,15 +607,17 @@ nan = math.nan
 def judge_loss(loss):
     """Compare with the package's loss, and check that the gradient is finite."""
     logits_BC = torch.tensor([[2.0, 1], [0, 9], [-1, 0]], requires_grad=True)
-    answers_BC = torch.tensor([[1.0, 1], [1, nan], [nan, 0]])
+    answers_BC = torch.tensor([[1.0, 1], [1, nan], [0, nan]])
     found = loss(logits_BC, answers_BC)
     if found is None:
         return "not yet"
     wanted = answers_loss({"logits": logits_BC}, answers_BC)
     value = torch.as_tensor(found)
-    if not torch.isclose(value, wanted):
-        return f"{value.item():.3f}, but it is {wanted.item():.3f}"
-    found.backward()
+    if value.numel() != 1 or not torch.isclose(value.float(), wanted):
+        return f"{found}, but it is {wanted.item():.3f}"
+    if not value.requires_grad:
+        return "the value is right, but it has no gradient"
+    value.backward()
     if not torch.isfinite(logits_BC.grad).all():
         return "the value is right, but the gradient is not finite"
     return "right"
@@ -659,7 +664,7 @@ def judge_auc(auc):
         found = auc(score_R.numpy(), is_yes_R.numpy())
         if found is None:
             return "not yet"
-        if not math.isclose(found, roc_auc(score_R, is_yes_R)):
+        if not math.isclose(found, roc_auc(score_R, is_yes_R), rel_tol=1e-6):
             return f"{found:.3f}, but it is {roc_auc(score_R, is_yes_R):.3f}"
     return "right"
 
@@ -702,15 +707,15 @@ def judge_choice(best):
         return "not yet"
     if max(found) <= 1:
         return "in percent, please"
-    mean, single = np.mean(found), np.mean([best(1, 277, 0.75, rng) for _ in found])
-    if abs(single - 75) > 0.6:
-        return f"a single setting should score 75, not {single:.1f}"
-    if abs(mean - 81.1) > 0.5:
+    mean, single = np.mean(found), np.mean([best(1, 40, 0.5, rng) for _ in found])
+    if abs(single - 50) > 2:
+        return f"a single setting with p = 0.5 should score 50, not {single:.1f}"
+    if abs(mean - 80.9) > 0.4:
         return f"{mean:.1f}? Is the largest of 64 taken?"
     return "right: nothing is better than 75, and the table says 81"
 
 
-assert judge_choice(lambda num, rows, p, rng: 75.0).endswith("taken?")
+assert judge_choice(lambda num, rows, p, rng: 100 * p).endswith("taken?")
 
 
 # %%

@@ -1169,21 +1169,23 @@ assert (
 # ## Exercises
 #
 # **1. Beta without code.** The kernels have no code for $\beta$: a block of the
-# other direction reads the graph from its end. Use `sweep` and `read_backwards` to
-# compute the posteriors of the states of one sentence. Remember that $\beta$ leaves
-# out the state's own emission.
+# other direction reads the graph from its end. With `sweep` and `read_backwards`,
+# compute the posteriors of one sentence's states. Remember that $\beta$ leaves out
+# the state's own emission.
 
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_posteriors(answer):
     graph = random_graph(6, 20, seed=7)
-    posterior_ML = answer(*graph)
-    if posterior_ML is None:
+    found = answer(*graph)
+    if found is None:
         return "not yet"
     judge_ML = posteriors(*graph, "enumerate").state_BML[0]
-    return (
-        "right" if torch.allclose(posterior_ML, judge_ML) else "not the posteriors"
+    posterior_ML = torch.as_tensor(found).to(judge_ML)
+    is_right = posterior_ML.shape == judge_ML.shape and torch.allclose(
+        posterior_ML, judge_ML, rtol=1e-4
     )
+    return "right" if is_right else "not the posteriors"
 
 
 assert judge_posteriors(lambda *graph: None) == "not yet"
@@ -1216,17 +1218,17 @@ assert judge_posteriors(state_posteriors) == "right"
 
 # %% [markdown]
 # **2. Which tile?** For $M$ targets and $L$ states, a multiple of the tile, count
-# the steps that wait for each other if the triangle is walked target by target, and
-# column by column. Which order suits a CPU core with vectors of 16 numbers, and
-# which a block of 256 threads?
+# the steps that wait for each other if triangles are walked target by target, the
+# first included, or column by column. Which order suits a CPU core with vectors of
+# 16 numbers, and which a block of 256 threads?
 
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_steps(answer):
-    found = {tile: answer(77, 320, tile) for tile in (8, 32)}
-    if found[8] is None:
+    found = [answer(77, 320, tile) for tile in (8, 32)]
+    if found[0] is None:
         return "not yet"
-    is_right = found == {8: (3080, 320), 32: (770, 320)}
+    is_right = [list(steps) for steps in found] == [[3080, 320], [770, 320]]
     return "right" if is_right else "count the tiles, then the steps in each"
 
 

@@ -1055,15 +1055,15 @@ assert judge_devices(possible_devices) == "right"
 
 # %% [markdown]
 # **2.** A machine fails once in $M$ seconds on average, and writing a checkpoint
-# takes $c$ seconds. Write down the share of time that is lost when saving every $t$
-# seconds, and find the best $t$ {cite}`young1974checkpoint`.
+# takes $c$ seconds, much less than $M$. Write down the share of time that is lost
+# when saving every $t$ seconds, and find the best $t$ {cite}`young1974checkpoint`.
 
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_interval(answer):
     if answer(1.0, 1.0) is None:
         return "not yet"
-    for c, M in [(1.5, 24 * 3600), (60, 3600)]:
+    for c, M in [(1.5, 24 * 3600), (60, 30 * 24 * 3600)]:
         t = np.linspace(0.5, 2, 31) * answer(c, M)
         if (c / t + t / (2 * M)).argmin() != 10:
             return f"less is lost at another interval than {answer(c, M):.0f} s"

@@ -358,11 +358,11 @@ def judge_states(function):
     """Compare with the package's count for a block of three sentences."""
     verdicts = []
     for k, boundary in ((2, "official"), (4, "paper"), (4, "official")):
-        row = [BOS, 9, MASK, EOS, 8, MASK, MASK, EOS, 7, EOS]
+        row = [BOS, 9, MASK, EOS, 8, MASK, MASK, EOS, MASK, EOS]
         ids_BN = torch.tensor([row])
         batch = ids_BN, ids_BN == MASK, ids_BN
         _, its_graph = expand_masks(*batch, k, boundary, SpecialIds())
-        want, answer = int(its_graph.num_states_B), function(10, 3, 3, k, boundary)
+        want, answer = int(its_graph.num_states_B), function(10, 4, 3, k, boundary)
         case = f"k = {k}, {boundary}: {want} states, not {answer}"
         verdicts.append(verdict(answer, answer == want, case))
     return told(verdicts)
@@ -370,12 +370,12 @@ def judge_states(function):
 
 def judge_largest(function):
     """Compare with the largest k found by counting."""
-    dear = exlm_operations(N, m, 4, base) / mlm_operations(N, m, base)
-    m_p = round(0.387 * N)
-    mlm = mlm_operations(N, m_p, base)
-    fits = [
-        k for k in range(1, 9) if exlm_operations(N, m_p, k, base) / mlm <= dear
-    ]
+
+    def times(p, k):
+        m = round(p * 512)
+        return exlm_operations(512, m, k, base) / mlm_operations(512, m, base)
+
+    fits = [k for k in range(1, 9) if times(0.387, k) <= times(0.15, 4)]
     answer = function()
     return told(
         [verdict(answer, answer == max(fits), f"{answer} is not the largest")]

@@ -5,7 +5,7 @@ nothing was measured. Files are named as published (``bace.csv``, ``BBBP.csv``,
 ``toxcast_data.csv``, also ``.gz`` and ``.xz``), or come from the hub.
 
 The split is computed on molecules as published. Only then are they cleaned like those the model was
-trained on: MoleculeNet has stereo marks, the paper's vocabulary has none.
+trained on: MoleculeNet has stereo marks, the paper's vocabulary probably none.
 
 Every label has one logit, even for BACE and BBBP, where Uni-Mol has two and a softmax. Both give
 the same family of predictions; with two logits, one direction of the weights is redundant.

@@ -22,7 +22,8 @@ PAPER_TABLES = {
     "table-8": ("Table 1",),
     "table-11": ("Table 3",),
 }
-"""The paper's tables and figures made with each recipe; those at equal data and settings first."""
+"""The tables and figures to compare with each recipe, as we read the paper; those at equal data and
+settings first."""
 PAPER_MLM = {"table-6": "Vanilla MLM", "table-8": "SMILES-BERT*", "table-11": "RoBERTa*"}
 """The row of these tables with the MLM of equal data and settings, by recipe."""
 BESIDE = {"qqp": "f1", "mrpc": "f1", "stsb": "pearson", "squad_v2": "best_exact"}

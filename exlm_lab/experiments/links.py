@@ -42,7 +42,7 @@ PARTS: dict[str, dict[str, Any]] = {
 """ExLM with links within spans, with fixed chains, without links, and with E as published."""
 TASKS = ("bbbp", "bace", "clintox")
 RANDOM: dict[str, Any] = {"masking.strategy": "fixed_count", "masking.mask_ratio": 0.15}
-"""Masking as in the paper."""
+"""Masks of single tokens, as in the paper's runs on text."""
 _SPANS = {"input": "molecules", "base": "sweep/spans", "seeds": FIVE_SEEDS}
 _SPANS_ENGLISH = {"input": "english", "base": "sweep/spans-english", "seeds": FIVE_SEEDS}
 

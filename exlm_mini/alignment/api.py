@@ -144,11 +144,11 @@ def posteriors(
     num_states: Tensor | int,
     backend: str = "auto",
 ) -> Posteriors:
-    """State and edge posteriors: alpha beta / f_{M,L} of Appendix I, per row.
+    """State and edge posteriors of each row: alpha beta / f_{M,L}, both as in Appendix I.1.
 
     They are the gradients of log f_{M,L} with respect to the log-scores, so any backend provides
     them. If ``probability_BLV`` holds P_u(w) of all tokens, ``state_BML @ probability_BLV`` is the
-    marginal distribution of each target (Appendix P).
+    marginal distribution of each target.
 
     Returns:
         Posteriors, detached; all zero for a row without a path.

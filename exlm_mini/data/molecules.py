@@ -1,7 +1,8 @@
 """Molecules as SMILES: an embedded data set, reading with RDKit, and cleaning.
 
-The 19 million molecules of the paper are single fragments without stereo marks, in canonical
-SMILES; raw collections are not. Every step of the cleaning is optional.
+The paper's molecules seem to be single fragments without stereo marks: the published dictionary of
+SMI-Editor, by the same first author, has as many symbols as the paper's vocabulary and no stereo
+marks. Raw collections are not. Every step of the cleaning is optional.
 """
 
 from __future__ import annotations

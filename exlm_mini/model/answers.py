@@ -6,7 +6,8 @@ copies or states of a mask, V vocabulary.
 ``MaskedLM`` predicts one distribution for each mask (``MaskScores``), ExLM a graph of states
 (``StateScores``). Both provide the training loss, the joint probability of all masked tokens of a
 row, and the marginal distribution of each mask, before any token is known. For ExLM the marginal is
-the sum over everything else, that is all paths and all tokens in the other masks (Appendix P)::
+the sum over everything else, that is all paths and all tokens in the other masks (ours: Appendix
+P shows the words of single states)::
 
     P(y_i = w) = sum over u of P(state u emits target i) P_u(w)
 

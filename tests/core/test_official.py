@@ -82,14 +82,15 @@ def test_loss_and_gradients_equal_the_released_ones(path):
     golden.assert_gradients(model)
 
 
+@pytest.mark.parametrize("backend", ["enumerate", "naive", "vectorized", "scaled", "auto"])
 @pytest.mark.parametrize("path", golden_files("dp_*.npz"))
-def test_dynamic_programme_equals_the_released_one(path):
+def test_dynamic_programme_equals_the_released_one(path, backend):
     golden = Golden(path)
     log_emission_BML = golden["match_all"].requires_grad_()
     log_transition_BLL = golden["links_dense"].requires_grad_()
     num_targets_B, num_states_B = golden["target_length"].long(), golden["output_length"].long()
     log_likelihood_B = dag_log_likelihood(
-        log_emission_BML, log_transition_BLL, num_targets_B, num_states_B
+        log_emission_BML, log_transition_BLL, num_targets_B, num_states_B, backend
     )
     assert_close(log_likelihood_B, golden["seq_logprob"], "seq_logprob", 1e-10)
     has_path_B = log_likelihood_B != -torch.inf
