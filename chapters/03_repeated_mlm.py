@@ -254,7 +254,6 @@ ax.set(xlim=(-0.02, 0.84), ylim=(-0.04, 0.84))
 _ = ax.legend(loc="upper left")
 
 # %% mystnb={"code_prompt_show": "Checked: repetition and lost words agree with the package and the lab, mean and variance with Appendix C; the 14 shares are those that the paper prints"} tags=["hide-cell", "check"]
-assert counts == [(4, 4), (8, 2)]
 from exlm_lab.experiments.states import fully_masked
 from exlm_mini.data.masking import repeat_tokens
 
@@ -262,7 +261,9 @@ p = 0.789
 for k in (1, 2, 4, 8):
     copied_BN = repeat(many_BN, k)
     assert torch.equal(copied_BN, repeat_tokens(many_BN, k)), f"repeat, k = {k}"
-    _, is_masked_BN = mask(copied_BN, p, rng)
+    masked_BN, is_masked_BN = mask(copied_BN, p, rng)
+    assert (masked_BN[is_masked_BN] == MASK).all(), "mask"
+    assert (masked_BN == copied_BN)[~is_masked_BN].all(), "mask"
     is_lost_BM = lost_words(is_masked_BN, k)
     assert torch.equal(is_lost_BM, fully_masked(is_masked_BN, k)), "lost_words"
     share_B = is_lost_BM.double().mean(dim=1)  # per sentence
@@ -280,6 +281,7 @@ filled = [cell for cell in cells if cell[2] is not None]
 assert all(f"{100 * RATIOS[j] ** k:.3g}" == text for k, j, text in filled)
 assert [c for c in cells if round(100 * RATIOS[c[1]] ** c[0], 2) > 0.05] == filled
 assert len(filled) == 14
+assert counts == [(4, 4), (8, 2)], "the figure needs torch.rand(ids_BN.shape) < p"
 
 # %% [markdown]
 # ## What the paper found

@@ -382,6 +382,9 @@ for trial in range(60):
     )
     for name, own, its in zip(("ids", "i", "j"), ours, theirs[:3], strict=True):
         assert torch.equal(own, its), f"expand, k = {k}: {name} is {own}, not {its}"
+    names = ["[MASK]" if v == MASK else "word" for v in masked_BN[0] if v != PAD]
+    ij_T2 = torch.stack(ours[1:], dim=2)[0][ours[0][0] != PAD]
+    assert [ij for _, *ij in expand_row(names, k)] == ij_T2.tolist(), "expand_row"
     is_state_BT = (ours[0] == MASK) | (ours[0] == BOS) | (ours[0] == EOS)
     place_BL, is_real_BL = pack(is_state_BT)
     assert torch.equal(is_real_BL, graph.is_state_BL), "pack: which are real"

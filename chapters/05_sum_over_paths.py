@@ -613,6 +613,7 @@ def batch_of_one(P_ML, E_LL):
 
 for graph in graphs:
     path, p = best_path(*graph)
+    path = tuple(path)
     scored = [(score(a, *graph), a) for a in all_paths(*graph[0].shape)]
     best_p, best_a = max(scored, default=(0.0, ()))
     found = f"best_path: {path} with {p:.6g}; best of all: {best_a}, {best_p:.6g}"
@@ -664,6 +665,6 @@ sparse_LL[:-1] /= sparse_LL[:-1].sum(dim=1, keepdim=True)
 sparse_scores = {path: score(path, P_ML, sparse_LL) for path in all_paths(M, L)}
 assert sum(p > 0 for p in sparse_scores.values()) == 4
 # It rises: probability that stayed inside a mask now goes on to the next one.
-ratio = forward(P_ML, sparse_LL)[-1, -1] / forward(P_ML, E_LL)[-1, -1]
+ratio = forward(P_ML, sparse_LL)[-1, -1] / f_ML[-1, -1]
 assert 1.5 < ratio < 2
 assert math.isclose(forward(P_ML, sparse_LL)[-1, -1], sum(sparse_scores.values()))

@@ -216,6 +216,7 @@ masked_BN = sentence_BN.masked_fill(is_masked_BN, MASK)
 _ = torch.manual_seed(1)
 exlm = ExLM(vocab_size=V)
 initialise(exlm, std=0.125)
+_ = nn.init.normal_(exlm.head.bias)  # at 0, a forgotten bias would not show
 size = {"num_layers": 1, "width": 32, "num_heads": 2, "ffn_width": 128}
 paper = {"states_per_mask": 2, "transition": "paper", "boundary": "paper"}
 config = ModelConfig(**size, **paper, dropout=0, attention_dropout=0)
@@ -329,18 +330,22 @@ class SparseExLM(ExLM):
         return self.transition(state_BLD, is_edge_BLL & is_real_BL[:, None])
 
 
-# %% mystnb={"code_prompt_show": "Solution, trained"} tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Checked: your edges are those of the package, and sum to 1"} tags=["hide-cell", "check"]
 _ = torch.manual_seed(1)
 sparse = SparseExLM(vocab_size=V)
 initialise(sparse, std=0.125)
+_, graph = theirs.encode(masked_BN, is_masked_BN, sentence_BN)
+state_BLD, _, j_BL, is_real_BL = sparse.states(masked_BN)
+E_BLL = sparse.log_E(state_BLD, j_BL, is_real_BL).exp()
+is_edge_BLL = edges(graph, sparse=True)
+assert ((E_BLL > 0) == is_edge_BLL)[is_real_BL].all(), "the edges"
+sum_S = E_BLL.sum(dim=2)[is_real_BL & is_edge_BLL.any(dim=2)]
+torch.testing.assert_close(sum_S, torch.ones_like(sum_S))
+
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 state_BLD, _, j_BL, is_real_BL = sparse.states(both_BN[:1])
 is_linked_LL = sparse.log_E(state_BLD, j_BL, is_real_BL)[0].exp() > 0
 paths = [(v, u) for v in (1, 2, 3, 4) for u in (1, 2, 3, 4) if is_linked_LL[v, u]]
-# On rows with other numbers of masks, too, the edges equal the package's.
-_, graph = theirs.encode(masked_BN, is_masked_BN, sentence_BN)
-state_BLD, _, j_BL, is_real_BL = sparse.states(masked_BN)
-is_edge_BLL = sparse.log_E(state_BLD, j_BL, is_real_BL).exp() > 0
-assert (is_edge_BLL == edges(graph, sparse=True))[is_real_BL].all()
 _ = train(sparse, rows_of(both_BN, sentence_BN, 1), 300)
 sparse_bits = sparse.bits(both_BN, sentence_BN).mean().item()
 print(f"{len(paths)} paths are left; below two bits: {sparse_bits < 1.9}")

@@ -64,6 +64,7 @@ import math
 
 import torch
 from exlm_so_far import (
+    MASK,
     NO_EDGE,
     ExLM,
     SparseExLM,
@@ -652,6 +653,17 @@ with torch.no_grad():
 torch.testing.assert_close(ours_B, theirs_B, rtol=1e-4, atol=1e-3)
 chains_BLL = parallel_chains(state_BLD, graph).exp()
 torch.testing.assert_close(log_chains(j_BL, is_real_BL).exp(), chains_BLL)
+draw = torch.Generator().manual_seed(1)  # rows with other numbers of masks
+is_masked_BN = torch.rand(sentence_BN.shape, generator=draw) < 0.4
+is_masked_BN[:, [0, -1]] = False
+uneven_BN = sentence_BN.masked_fill(is_masked_BN, MASK)
+with torch.no_grad():
+    state_BLD, _, j_BL, is_real_BL = aided["both"].states(uneven_BN)
+    _, graph = theirs.encode(uneven_BN, is_masked_BN, sentence_BN)
+chains_BLL = parallel_chains(state_BLD, graph).exp()[is_real_BL]
+torch.testing.assert_close(
+    log_chains(j_BL, is_real_BL).exp()[is_real_BL], chains_BLL
+)
 
 # %% [markdown]
 # ## Exercise: a lead
