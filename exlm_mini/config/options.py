@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, TrainConfig
 from exlm_mini.config.checks import RARE, Count, Positive, UserError, mistake_in, nearest
-from exlm_mini.config.recipes import load_recipe, recipe_names, replaced
+from exlm_mini.config.recipes import load_recipe, naming_one_corpus, recipe_names, replaced
 
 
 class Debugging(argparse.Action):
@@ -211,9 +211,8 @@ def parse(argv: list[str]) -> Request:
     start = getattr(found, "from")
     # A run that starts from a trained MLM does not need the recipe's own first stage.
     before = {} if start is None else {"train.start_from": start, "train.grow_at": 0.0}
-    asked = given(found)
-    if "data.source" in asked:  # replaces the prepared corpus of the recipe
-        before["data.pack"] = None
+    data = naming_one_corpus(given(found, "data."))
+    asked = given(found) | {f"data.{name}": value for name, value in data.items()}
     return Request(replaced(recipe, before | asked), found)
 
 

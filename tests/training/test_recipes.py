@@ -216,3 +216,19 @@ def test_a_source_replaces_the_corpus_of_a_recipe():
     assert data.pack is None and data.source == ("my.smi",)
     assert parse([*asked, "--data.column", "none"]).config.data.column is None
     assert parse([*asked[:2], "--data.source", "none"]).config.data.source == ()
+
+
+def test_a_recipe_or_an_option_that_names_its_data_replaces_those_of_the_base(tmp_path, capsys):
+    ours, above = tmp_path / "ours.yaml", tmp_path / "above.yaml"
+    ours.write_text("base: smiles-spans\ndata:\n  source: [my.smi]\n")
+    above.write_text("base: ours.yaml\ndata:\n  pack: corpora/mine\n")
+    sources = load_recipe(str(ours)).data
+    assert sources.pack is None and sources.source == ("my.smi",)
+    for asked in (["--recipe", above], ["--recipe", ours, "--data.pack", "corpora/mine"]):
+        packed = parse([str(word) for word in asked]).config.data
+        assert packed.pack == "corpora/mine" and packed.source == ()
+
+    both = "--data.pack", "corpora/mine", "--data.source", "my.smi"
+    fails(capsys, main, "--recipe", "smiles-spans", *both, parts=["data.source", "drop one"])
+    ours.write_text("data:\n  pack: corpora/mine\n  source: [my.smi]\n")
+    fails(capsys, main, "--recipe", ours, parts=["ours.yaml", "data.source", "drop one"])

@@ -72,6 +72,8 @@ def _with_base(path: Path, kind: Kind, above: tuple[Path, ...] = ()) -> dict[str
 
     ``above`` lists the recipes that are based on this one, to notice a cycle."""
     settings, above = read_settings(path), (*above, path.resolve())
+    if isinstance(data := settings.get("data"), dict):
+        settings["data"] = naming_one_corpus(data)
     if (base := settings.pop("base", None)) is None:
         return settings
     below = _find(str(base), kind, path.parent)[0].resolve()
@@ -90,6 +92,17 @@ def _over(below: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         is_group = isinstance(value, dict) and isinstance(below.get(name), dict)
         both[name] = _over(below[name], value) if is_group else value
     return both
+
+
+def naming_one_corpus(data: dict[str, Any]) -> dict[str, Any]:
+    """Settings of ``data``, completed so that they replace the corpus of the settings below them:
+    sources replace a pack, and a pack replaces sources."""
+    pack, source = data.get("pack"), data.get("source")
+    if pack and source:
+        raise UserError(f"data.source would not be read beside data.pack {pack}; drop one of them")
+    if pack:
+        return {"source": (), **data}
+    return {"pack": None, **data} if "source" in data else data
 
 
 def read_settings(path: Path) -> dict[str, Any]:
