@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ def _npy(path: Path, *shape: int) -> Iterator[Callable[[np.ndarray], object]]:
 
 def run(options: Any) -> None:
     """Embed chunk by chunk, so that memory does not grow with the number of rows."""
-    is_array, notes = options.output.suffix == ".npy", dict[str, str]()
+    is_array = options.output.suffix == ".npy"
+    lines, counts = dict[str, str](), Counter[str]()
     check_paths(options.table, options.output, (".npy", ".parquet"))
     model_directory(options.model)
     import pandas
@@ -79,14 +81,20 @@ def run(options: Any) -> None:
         shape = num_rows(options.table), model.config.model.shape.width
         writer = _npy(options.output, *shape)
     num_read = 0
+
+    def remark(kind: str, num: int, _: int, line: str) -> None:
+        lines.setdefault(kind, line)
+        counts[kind] += num
+
     with writer as write:
         for first, frame in progressing_chunks(options.table, "embedded"):
             column = frame.iloc[:, find_column(options.table, frame, options.column)]
-
-            def note(kind: str, line: str, first: int = first) -> None:
-                notes.setdefault(kind, f"from row {first} on: {line}")
-
-            vectors_BD, reasons = model.vectors(list(column), options.batch_size, note)
+            vectors_BD, reasons = model.vectors(
+                list(column),
+                options.batch_size,
+                remark,
+                lambda i, first=first: f"row {first + i}",
+            )
             tell(reasons, "row {}", "this row gets no vector", say, first)
             rows = vectors_BD.numpy()
             num_read += len(rows) - len(reasons)
@@ -96,8 +104,8 @@ def run(options: Any) -> None:
                 rows = with_columns(frame, {"embedding": column}, "computed")
             write(rows)
         check_read(num_read, options.table, [options.column])
-    for line in notes.values():
-        say(line)
+    for kind, line in lines.items():
+        say(f"{counts[kind]:,} of {num_read:,} {line}")
     say(f"wrote {options.output}")
 
 

@@ -55,7 +55,7 @@ from exlm_mini.training.console import (
     say,
     stop_by_signal,
 )
-from exlm_mini.training.run_directory import CONFIG, locked_directory
+from exlm_mini.training.run_directory import CONFIG, LOCK, locked_directory
 
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
     import torch
@@ -246,9 +246,7 @@ def run(request: Request) -> bool:
             problem = request.problem(task, pretrained)
             print("\n".join(plan(problem, configs, seeds, pretrained, device)))
         return True
-    is_model = (output / "config.json").exists() and fine_tuning(output) is None
-    if is_model or any((output / name).exists() for name in (CONFIG, "checkpoints")):
-        raise UserError(f"{output} holds a pre-trained model; choose another --output")
+    _check_output(output)
     with locked_directory(output, say), stop_by_signal() as should_stop:
         try:
             lines = _tune(request, pretrained, settings, device, should_stop)
@@ -258,6 +256,19 @@ def run(request: Request) -> bool:
     print("\n".join(lines))
     print(f"results: {output / 'results.json'}")
     return True
+
+
+def _check_output(output: Path) -> None:
+    """Refuse a directory with files of others, which those of the model could replace."""
+    names = {path.name for path in output.iterdir()} - {LOCK} if output.is_dir() else set()
+    is_ours = fine_tuning(output) is not None or names & {"cells", "running"}
+    if names & {CONFIG, "checkpoints"} or ("config.json" in names and not is_ours):
+        raise UserError(f"{output} holds a pre-trained model; choose another --output")
+    if names and not is_ours:
+        raise UserError(
+            f"{output.absolute()} holds {min(names)}, but nothing of an earlier fine-tuning; "
+            "choose another --output"
+        )
 
 
 def _tasks(request: Request, pretrained: Trained) -> list[str]:

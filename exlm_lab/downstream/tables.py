@@ -157,6 +157,10 @@ def table_writer(path: Path) -> Iterator[Callable[[Any], None]]:
 def _write_csv(path: Path, stream: BinaryIO, frame: Any) -> None:
     mark = "\t" if path.suffix == ".tsv" else ","
     how = {"sep": mark, "index": False, "header": stream.tell() == 0}
+    frame = frame.copy(deep=False)
+    for place, (_, cells) in enumerate(frame.items()):
+        if any(isinstance(cell, list | dict) for cell in cells):  # pandas cuts long lists short
+            frame.isetitem(place, [*map(_json_if_nested, cells)])
     text = frame.to_csv(**how)
     if "\r" in text:  # unquoted, as pandas leaves it, it would end the line
         text = frame.to_csv(**how, quoting=csv.QUOTE_ALL)
@@ -209,6 +213,10 @@ def _check_names(path: Path, frame: Any) -> None:
         raise UserError(
             f"{path} cannot hold two columns named '{twice[0]}'; choose another format"
         )
+
+
+def _json_if_nested(cell: Any) -> Any:
+    return json.dumps(cell, default=_plain) if isinstance(cell, list | dict) else cell
 
 
 def _plain(cell: Any) -> Any:

@@ -18,7 +18,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,6 +48,12 @@ from exlm_mini.training.checkpoint import (
 )
 from exlm_mini.training.console import say
 from exlm_mini.training.parts import load_model, make_masker
+
+Remark = Callable[[str, int, int, str], None]
+
+
+def _say(kind: str, num: int, of: int, line: str) -> None:
+    say(f"{num:,} of {of:,} {line}")
 
 
 @dataclass(frozen=True)
@@ -117,15 +122,17 @@ class Trained:
         self,
         texts: Any,
         batch_size: int = 64,
-        report: Callable[[str, str], None] = lambda kind, line: say(line),
+        report: Remark = _say,
+        name: Callable[[int], str] = "texts[{}]".format,
     ) -> tuple[Tensor, dict[int, str]]:
         """Like ``embed``, and returns the reason for each text that gets nan, by its index.
 
         ``report`` receives remarks about the texts as a whole: the kind, ``rdkit``, ``long`` or
-        ``unknown``, and a line.
+        ``unknown``, of how many texts it is true, out of how many, and the rest of a line. ``name``
+        gives the name of a text from its index.
         """
         special = self.tokenizer.special_ids
-        entries, reasons = self._entries(texts, partial(report, "rdkit"))
+        entries, reasons = self._entries(texts, report)
         rows: dict[int, list[int]] = {}
         for place, text in enumerate(entries):
             if place not in reasons:
@@ -133,14 +140,15 @@ class Trained:
                     rows[place] = self._ids(text, "it", MOST_UNKNOWN)
                 except UserError as error:
                     reasons[place] = str(error)
-        lengths = {f"texts[{place}]": len(r) for place, r in rows.items()}
-        self._tell_long(lengths, partial(report, "long"))
+        self._tell_long({name(place): len(row) for place, row in rows.items()}, report)
         if partly := [place for place, row in rows.items() if special.unk in row]:
             unknown = self._unknown(entries[partly[0]])
             report(
                 "unknown",
-                f"{len(partly)} of {len(rows)} texts contain something that is not in the "
-                f"vocabulary and is read as [UNK], such as {unknown}",
+                len(partly),
+                len(rows),
+                "texts contain something that is not in the vocabulary and is read as [UNK], such "
+                f"as {unknown}",
             )
         vectors_BD = torch.full((len(entries), self.config.model.shape.width), torch.nan)
         order = list(rows)
@@ -225,7 +233,8 @@ class Trained:
         texts = [texts] if isinstance(texts, str) else texts
         names = [f"texts[{i}]" for i in range(len(texts))] if len(texts) > 1 else ["the text"]
         rows = [self._ids(text, name) for text, name in zip(texts, names, strict=True)]
-        self._tell_long(dict(zip(names, map(len, rows), strict=True)))
+        lengths = dict(zip(names, map(len, rows), strict=True))
+        self._tell_long(lengths, _say)
         return self._padded(rows)
 
     def _ids(self, text: str, name: str, most_unknown: float = 1.0) -> list[int]:
@@ -244,31 +253,33 @@ class Trained:
             raise UserError(f"{unknown} of its {len(ids)} tokens are not in the vocabulary")
         return [special.bos, *ids, special.eos]
 
-    def _tell_long(self, lengths: dict[str, int], report: Callable[[str], None] = say) -> None:
+    def _tell_long(self, lengths: dict[str, int], report: Remark) -> None:
         """Report texts that are longer than the training rows; ``lengths`` has them by name."""
         learned = self.config.data.block_length
         if long := [name for name, length in lengths.items() if length > learned]:
             report(
-                f"{self.run} was trained on rows of up to {learned} tokens, and {len(long)} of "
-                f"{len(lengths)} texts are longer, such as {long[0]} with {lengths[long[0]]}; its "
-                "results for them are unreliable, so shorten them"
+                "long",
+                len(long),
+                len(lengths),
+                f"texts are longer than the rows of up to {learned} tokens that {self.run} was "
+                f"trained on, such as {long[0]} with {lengths[long[0]]}; its results for them are "
+                "unreliable, so shorten them",
             )
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
         tensors = [torch.tensor(row) for row in rows]
         return pad_sequence(tensors, True, self.tokenizer.special_ids.pad)
 
-    def _entries(
-        self, texts: Any, report: Callable[[str], None]
-    ) -> tuple[list[str], dict[int, str]]:
+    def _entries(self, texts: Any, report: Remark) -> tuple[list[str], dict[int, str]]:
         """Read the entries (see ``readable``), with molecules cleaned as the vocabulary needs."""
-        kind, cleaning = self.tokenizer.kind, None
+        kind, cleaning, texts = self.tokenizer.kind, None, listed(texts)
         if kind == "smiles":
             if find_spec("rdkit"):
                 cleaning = Cleaning.needed_by(self.tokenizer)
             else:
-                report("RDKit is missing, so molecules are not checked: pip install rdkit")
-        return readable(listed(texts), kind, cleaning)
+                remedy = "molecules are not checked, for RDKit is missing: pip install rdkit"
+                report("rdkit", len(texts), len(texts), remedy)
+        return readable(texts, kind, cleaning)
 
 
 def load(path: str | Path, report: Callable[[str], None] = say) -> Trained:

@@ -207,6 +207,16 @@ def test_mistakes_on_the_command_line_are_one_line(runs, molecules, capsys, more
     fails(capsys, main, *argv, *more, parts=parts)
 
 
+def test_files_of_others_are_not_replaced(runs, molecules, tmp_path, capsys, monkeypatch):
+    ours = tmp_path / "figure.svg"
+    ours.write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", molecules]
+    for output in (tmp_path, ""):
+        fails(capsys, main, *argv, "--output", output, parts=[f"{tmp_path} holds figure.svg"])
+    assert [*tmp_path.iterdir()] == [ours]
+
+
 def test_a_recipe_with_several_settings_needs_a_grid(runs, rte, capsys):
     argv = ["--task", "rte", "--checkpoint", runs / "text", "--data", rte]
     argv += ["--recipe", "table-11"]

@@ -111,6 +111,16 @@ def test_pandas_reads_what_is_written_of_every_type(tmp_path):
     assert lines[0] == {"word": "a", "list": [1], "day": "2026-01-01"}
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_lists_are_written_whole(tmp_path, suffix):
+    cells = {"numbers": [list(range(2000)), None], "facts": [{"é": 1.5}, None], "a": ["[", "b"]}
+    path = write(pandas.DataFrame(cells), tmp_path / "t.parquet")
+    output = read_table(copied(path, tmp_path / f"out{suffix}"))
+    for name in ("numbers", "facts"):
+        assert json.loads(output[name][0]) == cells[name][0] and not output[name][1]
+    assert [*output["a"]] == cells["a"]
+
+
 @pytest.mark.parametrize(
     ("suffix", "header", "row", "parts"),
     [

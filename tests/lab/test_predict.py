@@ -329,8 +329,8 @@ def test_long_and_unknown_rows_are_told_once(runs, tmp_path, capsys, monkeypatch
     argv = [runs / "smiles", table, "--column", "SMILES", "--output", tmp_path / "o.npy"]
     assert run_in(embed, *argv) == 0
     long, unknown = (one for one in capsys.readouterr().err.splitlines() if "texts" in one)
-    assert long.startswith("from row 16 on: ") and "such as texts[4] with 92" in long
-    assert unknown.startswith("from row 16 on: ") and "[La]" in unknown
+    assert long.startswith("20 of 60 texts") and "such as row 20 with 92" in long
+    assert unknown.startswith("20 of 60 texts") and "[La]" in unknown
 
 
 def test_a_molecule_that_is_too_long_is_cut(tuned):

@@ -132,7 +132,7 @@ def test_a_model_knows_how_long_the_rows_were_that_it_learned(tmp_path, capsys):
     short = "the if statement"
     assert model.rows(short).shape[1] <= 32 and not capsys.readouterr().err
     model.embed([short, short * 20])
-    assert "rows of up to 32 tokens, and 1 of 2 texts" in capsys.readouterr().err
+    assert "1 of 2 texts are longer than the rows of up to 32 tokens" in capsys.readouterr().err
 
 
 def test_stereo_marks_that_a_model_lacks_are_left_out_and_other_unknowns_told(capsys):

@@ -99,7 +99,9 @@ def naming_one_corpus(data: dict[str, Any]) -> dict[str, Any]:
     sources replace a pack, and a pack replaces sources."""
     pack, source = data.get("pack"), data.get("source")
     if pack and source:
-        raise UserError(f"data.source would not be read beside data.pack {pack}; drop one of them")
+        raise UserError(
+            f"data.source would not be read beside data.pack {pack}; drop one of them"
+        )
     if pack:
         return {"source": (), **data}
     return {"pack": None, **data} if "source" in data else data
