@@ -19,6 +19,7 @@ from exlm_mini.training.checkpoint import Checkpoint
 from exlm_mini.training.console import say
 from exlm_mini.training.cost import Estimate, check_row_length, estimate
 from exlm_mini.training.processes import BatchPlan, choose_device, plan_batch, with_precision
+from exlm_mini.training.run_directory import check_start
 from exlm_mini.training.step import low_rate
 
 DRY_RUN_DOCUMENTS = 10_000
@@ -40,7 +41,9 @@ def dry_run(
     """
     config = with_precision(config, choose_device(config.train.device))
     plan = plan_batch(config.train, num_devices)
-    vocab_size, row_length, lengths_R = _corpus_shape(config)
+    vocab_size, row_length, lengths_R, tokenizer_sha256 = _corpus_shape(config)
+    if before is not None:
+        check_start(before, config, tokenizer_sha256, None, say)
     changed: dict[str, Any] = {f"micro_batch_{plan.name}": plan.per_device}
     config = replace(config, train=replace(config.train, **changed))
     check_row_length(config, row_length)
@@ -95,8 +98,9 @@ def dry_run(
         print(f"{name:18} " + "\n".join(map(wrapper.fill, text.splitlines())).lstrip())
 
 
-def _corpus_shape(config: RunConfig) -> tuple[int, int, np.ndarray | None]:
-    """Size of the vocabulary, length of the longest row, and lengths_R of all rows, if known.
+def _corpus_shape(config: RunConfig) -> tuple[int, int, np.ndarray | None, str | None]:
+    """Size of the vocabulary, length of the longest row, and, if known, lengths_R of all rows and
+    the hash of the tokenizer.
 
     Without ``model.vocab_size`` the corpus is built in a temporary directory, from at most
     ``DRY_RUN_DOCUMENTS`` documents unless it is embedded. For a pack that does not exist yet, the
@@ -105,20 +109,23 @@ def _corpus_shape(config: RunConfig) -> tuple[int, int, np.ndarray | None]:
     data, row_length = config.data, row_length_of(config)
     is_there = data.pack is not None and Path(data.pack).exists()
     if config.model.vocab_size is not None and not is_there:
-        return config.model.vocab_size, row_length, None
+        return config.model.vocab_size, row_length, None, None
     if data.pack is not None and not is_there:
         say(
             f"{data.pack} does not exist yet; this estimate uses data.vocab_size "
             f"{data.vocab_size:,} and rows of data.block_length {row_length}"
         )
-        return data.vocab_size, row_length, None
+        return data.vocab_size, row_length, None, None
     if data.source:
         limit = min(data.max_documents or DRY_RUN_DOCUMENTS, DRY_RUN_DOCUMENTS)
         data = replace(data, max_documents=limit)
     with tempfile.TemporaryDirectory() as directory:
         corpus = prepare_corpus(data, Path(directory) / "data", config.seed, say)
         vocab_size = config.model.vocab_size or corpus.train.vocab_size
-        return vocab_size, int(corpus.train.lengths_R.max()), corpus.train.lengths_R
+        is_whole = is_there or not data.source or data.tokenizer is not None
+        tokenizer_sha256 = corpus.train.tokenizer_sha256 if is_whole else None
+        lengths_R = corpus.train.lengths_R
+        return vocab_size, int(lengths_R.max()), lengths_R, tokenizer_sha256
 
 
 def row_length_of(config: RunConfig) -> int:

@@ -34,7 +34,6 @@ from exlm_mini.data.files import write_atomically
 if TYPE_CHECKING:  # preparing a corpus takes the lock too, and needs no torch
     import torch
 
-    from exlm_mini.data.packs import Pack
     from exlm_mini.training.checkpoint import Checkpoint
 
 LOCK = ".lock"
@@ -170,14 +169,16 @@ def as_begun(
 def check_start(
     checkpoint: Checkpoint,
     config: RunConfig,
-    train_pack: Pack,
-    validation_pack: Pack,
+    tokenizer_sha256: str | None,
+    validation_sha256: str | None,
     report: Callable[[str], None],
 ) -> None:
     """Raise ``UserError`` if a run cannot start with the weights of another, see
     ``train.start_from``.
 
     Args:
+        tokenizer_sha256: hash of this run's tokenizer; None if it is not made yet.
+        validation_sha256: hash of the rows that this run holds out; None if they are not known yet.
         report: receives a line if the other run may have learned from rows held out here.
     """
     state, path = checkpoint.state, checkpoint.path
@@ -196,7 +197,7 @@ def check_start(
                 f"{theirs} and not {mine}; prepare the data once and give both runs "
                 "--data.pack"
             )
-    if state["tokenizer_sha256"] != train_pack.tokenizer_sha256:
+    if tokenizer_sha256 not in (None, state["tokenizer_sha256"]):
         raise UserError(
             f"{path} was trained with another tokenizer; prepare the data with its "
             "tokenizer.json (--data.tokenizer)"
@@ -206,16 +207,18 @@ def check_start(
             f"{path} was trained with objective {objective}, but this run has "
             f"{config.objective}; start from an mlm run"
         )
-    # Weights may have the same shapes, but another meaning to an encoder with other settings.
+    # Weights may not fit an encoder with other settings, or have another meaning to it.
     own, other = config.model, ModelConfig(**state["config"]["model"])
-    for name in ("rope", "shape.num_heads", *["boundary"] * (objective == "exlm")):
+    names = [f"shape.{name}" for name in own.shape._fields]
+    names += ["rope", *["boundary", "transition"] * (objective == "exlm")]
+    for name in names:
         mine, theirs = map(attrgetter(name), (own, other))
         if mine != theirs:
             raise UserError(
                 f"{path} has model.{name.removeprefix('shape.')} {theirs}, but this run has "
                 f"{mine}; use its model.* settings"
             )
-    holds_out_other = state["validation_sha256"] != validation_pack.sha256
+    holds_out_other = validation_sha256 not in (None, state["validation_sha256"])
     if holds_out_other and not is_split_alike and ours.kind != "toy":
         report(
             f"{path} held out other rows; if it learned from some that this run holds out, "

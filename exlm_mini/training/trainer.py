@@ -331,8 +331,8 @@ class Trainer:
     def begin_from(self, checkpoint: Checkpoint) -> None:
         """Start with the weights of another run, an MLM or one of the same objective (see
         ``train.start_from``). Its moments are taken over too, unless an MLM grows into an ExLM."""
-        packs = self.train_pack, self.validation_pack
-        check_start(checkpoint, self.config, *packs, self.report)
+        hashes = self.train_pack.tokenizer_sha256, self.validation_pack.sha256
+        check_start(checkpoint, self.config, *hashes, self.report)
         self._take_over(checkpoint)
         # What was skipped, or grew, in the other run does not count.
         self.stepper.restore({"skipped_steps": 0, "skipped_in_row": 0, "grown_at": 0})

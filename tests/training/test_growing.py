@@ -263,9 +263,9 @@ def test_a_run_of_a_toy_language_goes_on_from_one_with_another_seed(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ("--model.width 32", "does not fit the model"),
-        ("--model.num_layers 1", "does not fit the model"),
-        ("--model.num_layers 3", "does not fit the model"),
+        ("--model.width 32", "model.width 16, but this run has 32"),
+        ("--model.num_layers 3", "model.num_layers 2, but this run has 3"),
+        ("--model.transition gated --from {grown}", "spans, but this run has gated"),
         ("--model.rope 1d", "model.rope 2d, but this run has 1d"),
         ("--model.num_heads 4", "model.num_heads 2, but this run has 4"),
         ("--data.max_documents 100", "because its data.max_documents is"),
@@ -288,7 +288,8 @@ def test_what_cannot_be_gone_on_from_is_one_line(grown, mlm, settings, words, tm
     names = {"grown": grown, "nowhere": tmp_path / "nowhere"}
     words_given = [word.format(**names) for word in settings.split()]
     command = [*SETTINGS, "--from", mlm, "--output", tmp_path / "run", *words_given]
-    fails(capsys, main, *command, parts=[words])
+    for more in ((), ("--dry-run",)):
+        fails(capsys, main, *command, *more, parts=[words])
     assert not list((tmp_path / "run").glob("c*"))  # so that a corrected command can follow
 
 
