@@ -29,6 +29,7 @@ stopped and ready to resume.
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -201,7 +202,10 @@ def _check_table(options: Any) -> None:
     if options.table is None:
         for name in of_table:
             if getattr(options, name) is not None:
-                raise UserError(f"--{name} is for a TABLE of your own; give one, or drop it")
+                raise UserError(
+                    f"--{name} is for a TABLE of your own; give one, before all options, or drop "
+                    f"--{name}"
+                )
         return
     for name in ("column", "target"):
         if getattr(options, name) is None:
@@ -251,7 +255,8 @@ def run(request: Request) -> bool:
         try:
             lines = _tune(request, pretrained, settings, device, should_stop)
         except StoppedError:
-            say(f"stopped; run the same command again with --output {output} to resume")
+            again = f"--output {shlex.quote(str(output))}"
+            say(f"stopped; run the same command again with {again} to resume")
             return False
     print("\n".join(lines))
     print(f"results: {output / 'results.json'}")

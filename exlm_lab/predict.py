@@ -24,7 +24,7 @@ from exlm_lab.downstream.tables import (
     table_writer,
     with_columns,
 )
-from exlm_mini.config.checks import Count
+from exlm_mini.config.checks import Count, UserError
 from exlm_mini.config.options import Parser, command_parser, of
 from exlm_mini.data.text import find_column
 from exlm_mini.reading.runs import task_of
@@ -59,7 +59,13 @@ def run(options: Any) -> None:
     from exlm_mini.hf import load_predictor
 
     model = load_predictor(options.model, options.device)
-    names, num_read = options.column or model.task["columns"], 0
+    learned, num_read = model.task["columns"], 0
+    names = options.column or learned
+    if len(names) != (len(learned) or 1):
+        raise UserError(
+            f"{options.model} was trained on {len(learned) or 1} columns ({', '.join(learned)}); "
+            "give as many with --column"
+        )
     with table_writer(options.output) as write:
         for first, frame in progressing_chunks(options.table, "predicted"):
             places = [find_column(options.table, frame, name) for name in names]

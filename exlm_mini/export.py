@@ -43,10 +43,9 @@ def export(trained: Trained, output: Path) -> None:
     for name, auto_map in AUTO_MAPS.items():
         with reading(trained.path / name):
             fields = json.loads((trained.path / name).read_bytes())
-        (output / name).write_text(
-            json.dumps({**fields, "auto_map": auto_map}, indent=2) + "\n"
-        )
-    (output / "README.md").write_text(card(trained))
+        text = json.dumps({**fields, "auto_map": auto_map}, indent=2) + "\n"
+        (output / name).write_text(text, encoding="utf-8")
+    (output / "README.md").write_text(card(trained), encoding="utf-8")
 
 
 def card(trained: Trained) -> str:

@@ -13,7 +13,6 @@ drawn below the graph, with the new atoms marked.
 from __future__ import annotations
 
 import argparse
-import io
 import math
 import shutil
 import sys
@@ -164,9 +163,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns 0 (done), 2 (user error) or 130 (interrupted)."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a token may not fit the terminal's encoding
-            stream.reconfigure(errors="backslashreplace")
     return exit_code(lambda: run(_parser().parse_args(argv)), unread=0)
 
 

@@ -177,6 +177,11 @@ def _split(
 ) -> tuple[dict[str, list[int]], dict[str, Any]]:
     """Row numbers of each part, and notes on the split."""
     rule, num_scaffolds = how.rule(input), None
+    if rule in RULES and rule != "random" and input != "smiles":
+        raise UserError(
+            f"{source}: --data.split {rule} is for molecules, and this model reads {input}; give "
+            "--data.split random, or a column"
+        )
     if len(parts) > 1:
         if how.split is not None:
             raise UserError(

@@ -41,7 +41,7 @@ def cache_dir() -> Path:
 def machine() -> str:
     """Architecture and CPU flags, for -march=native: different machines may share a cache."""
     file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     flags = (line for line in lines if line.startswith(("flags", "Features")))
     return platform.machine() + next(flags, platform.processor())
 
@@ -85,7 +85,7 @@ def build(device_type: str) -> Path:
     texts = [torch.__version__, compiler, target, *CFLAGS]
     for file in sorted(source.parent.iterdir()):
         if file.suffix in SUFFIXES:
-            texts += [file.name, file.read_text()]
+            texts += [file.name, file.read_text(encoding="utf-8")]
     key = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
     library = cache_dir() / key / f"exlm_dag_{device_type}.so"
     if library.exists():  # perhaps where nobody may write

@@ -175,6 +175,9 @@ def mistake_in(error: ValidationError, group: str = "", kind: type | None = None
     name = group + ".".join(map(str, first["loc"]))
     if first["type"] == "unexpected_keyword_argument" and kind is not None:
         known = [full for full, _ in fields_of(kind, group)]
+        if name in known:
+            group, _, key = name.rpartition(".")
+            return UserError(f"a file gives {name} as {key} below {group}:; write it so")
         groups = {full.rpartition(".")[0] for full in known}
         known += sorted(groups - {group[:-1]})
         beside = [full for full in known if full.rpartition(".")[0] == name.rpartition(".")[0]]

@@ -38,6 +38,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
+        # argparse's own pattern takes -1e-3 for an option.
+        self._negative_number_matcher = re.compile(r"-\d*\.?\d+(e[-+]?\d+)?$", re.IGNORECASE)
         self.add_argument(
             "--debug", action=Debugging, nargs=0, dest=argparse.SUPPRESS,
             help="show the full traceback of an error",
@@ -50,8 +52,13 @@ class Parser(argparse.ArgumentParser):
             kind = "option" if unknown[1].startswith("-") else "argument"
             name = unknown[1].lstrip("-").partition("=")[0]
             known = [option.lstrip("-") for option in self._option_string_actions]
+            if unknown[1] == "--" or (unknown[1].startswith("-") and name in known):
+                raise UserError("options after -- are not read; drop the --")
             remedy = nearest(name, known, "see --help", sign="--")
             raise UserError(f"unknown {kind} {unknown[1]}; {remedy}")
+        takes_several = any(action.nargs == "+" for action in self._actions)
+        if takes_several and message.startswith("the following arguments are required"):
+            message += "; give arguments before options, which may take several values"
         raise UserError(f"{message}; see --help") from None
 
 

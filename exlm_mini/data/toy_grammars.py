@@ -24,7 +24,7 @@ LADDER = (0, 1, 2, 4, 8)
 def _file() -> dict[str, Any]:
     import yaml
 
-    text = Path(__file__).with_name("grammars.yaml").read_text()
+    text = Path(__file__).with_name("grammars.yaml").read_text(encoding="utf-8")
     return yaml.load(text, yaml.BaseLoader)  # every value stays a string
 
 

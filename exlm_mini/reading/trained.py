@@ -321,7 +321,9 @@ def open_checkpoint(path: Path, report: Callable[[str], None]) -> Checkpoint:
     latest = latest_checkpoint(path / "checkpoints", report)
     if latest is None:
         remedy = REMEDY
-        if fine_tuning(path) is not None:
+        if str(path) in SHIPPED:
+            remedy = "it hides the shipped model of that name: rename it, or work in another directory"
+        elif fine_tuning(path) is not None:
             remedy = (
                 "it holds a fine-tuned model: use exlm predict, or give the pre-training run it "
                 "started from"

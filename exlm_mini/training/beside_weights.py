@@ -35,7 +35,7 @@ from exlm_mini.hf import *  # noqa: F403
 def write_remote_code(directory: Path) -> None:
     """Write the module that ``AUTO_MAPS`` name into a directory, which is made if missing."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "modeling_exlm.py").write_text(REMOTE_CODE)
+    (directory / "modeling_exlm.py").write_text(REMOTE_CODE, encoding="utf-8")
 
 
 def beside_weights(config: RunConfig, step: int, pack: Pack) -> dict[str, bytes]:

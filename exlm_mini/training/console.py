@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shlex
 import shutil
@@ -60,9 +61,12 @@ def exit_code(
     """
     Debugging.is_on = False
     is_talking = launched_rank() is None or os.environ["LOCAL_RANK"] == "0"
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a text may not fit the terminal's encoding
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = command() or 0
-        sys.stdout.flush()
+        print(end="", flush=True)  # unlike sys.stdout.flush, even if stdout is closed
         return code
     except BrokenPipeError:
         drop_output()
@@ -118,7 +122,8 @@ class ProgressLine:
     def __init__(self, name: str, steps: int) -> None:
         self.name, self.steps = name, steps
         self.bits = ""
-        self._is_terminal, self._is_open = sys.stderr.isatty(), False
+        self._is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._is_open = False
         self._start: tuple[float, int] | None = None
         self._last_line = -SECONDS_BETWEEN_LINES
 
@@ -173,8 +178,8 @@ def leave(code: int) -> NoReturn:
     """Exit; a launched process skips Python's own shutdown, in which gloo may abort."""
     if launched_rank() is None:
         sys.exit(code)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        print(end="", file=stream, flush=True)
     os._exit(code)
 
 

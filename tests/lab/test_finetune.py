@@ -193,7 +193,7 @@ def test_without_a_task_those_of_the_recipe_that_the_run_can_read_are_taken(runs
         (["--task", "bbb"], ["unknown task 'bbb'", "did you mean bbbp"]),
         (["--task", "rte"], ["rte consists of text", "on smiles"]),
         (["--data.split", "scafold"], ["data.split is 'scafold'", "did you mean scaffold"]),
-        (["--column", "SMILES"], ["--column is for a TABLE"]),
+        (["--column", "SMILES"], ["--column is for a TABLE", "before all options"]),
         (["--seeds", "1", "1"], ["--seeds is [1, 1]"]),
         (["--max-unknown", "2"], ["--max-unknown: it is '2'"]),
         (["--grid"], ["--grid needs a --recipe"]),

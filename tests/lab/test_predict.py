@@ -234,6 +234,8 @@ def test_an_output_is_of_a_kind_that_exists_and_of_what_was_read(tuned, runs, tm
         ):
             argv = [model, table, "--column", column, "--output", tmp_path / name]
             fails(capsys, command, *argv, parts=[words])
+    argv = [tuned / "numbers", table, "--output", "o.csv", "--column", "SMILES", "Name"]
+    fails(capsys, predict.main, *argv, parts=["1 columns (SMILES)", "give as many"])
     assert os.listdir(tmp_path) == [table.name]
 
 

@@ -70,6 +70,9 @@ def test_a_scaffold_that_most_molecules_share_is_told():
     )
     _, splits = load(of_one, asked("x"))
     assert splits.notes["sizes"] == [32, 4, 4]
+    told(
+        lambda: load(of_one, asked("x", input="text"), "scaffold"), "scaffold is for molecules"
+    )
 
 
 def test_molecules_are_the_same_in_any_spelling_and_pairs_in_any_order():

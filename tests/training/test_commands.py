@@ -1,6 +1,7 @@
 """``python -m exlm_mini``, the single entry point for all commands."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -52,6 +53,14 @@ def test_another_word_is_near_to_nothing(typed):
     for known in (COMMANDS, recipe_names(), INPUT_OF, ["train.steps", "data.kind"]):
         assert nearest(typed, known) == f"known: {', '.join(known)}"
         assert nearest(typed, known, "see --help") == "see --help"
+
+
+@pytest.mark.parametrize("typed", ["--help | head -1", "--help >&-", "nonsense 2>&-"])
+def test_a_closed_stream_and_an_old_encoding_make_no_traceback(typed):
+    old = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = f"set -o pipefail; {sys.executable} -m exlm_mini {typed}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=old)
+    assert ended.returncode == 2 * ("nonsense" in typed) and not ended.stderr
 
 
 MISTYPED = [

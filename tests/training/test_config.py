@@ -108,6 +108,7 @@ REFUSED = {
     "train: {step: 5}": ["unknown setting train.step", "did you mean train.steps"],
     "train:\n  steps: 5\n  steps: 6": ["line 3", "steps", "second time"],
     "? [a]\n: 5": ["unknown setting [Scalar"],
+    "train.steps: 5": ["gives train.steps as steps below train:"],
     "train:\n  ~: 5": ["unknown setting train.~"],
     "train: *t": ["undefined alias"],
     "train: {<<: {steps: 5}}": ["unknown setting train.<<"],

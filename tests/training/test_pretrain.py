@@ -291,6 +291,8 @@ MISTAKES = {
     "minutes of a dry run": (
         [*TOY, "--train.minutes", "2", "--dry-run"], ["--train.minutes 2", "drop one of the two"]
     ),
+    "after dashes": ([*TOY, "--", "--train.steps", "5"], ["after -- are not read", "drop"]),
+    "negative rate": ([*TOY, "--train.learning_rate", "-1e-3"], ["'-1e-3'", "greater than 0"]),
     "missing GPU": ([*TOY, "--train.device", "cuda:97"], ["cuda:97", "use cpu"]),
     "missing file": ([*TEXT, "--data.source", "none.txt"], ["none.txt", "existing path"]),
     "pack missing": ([*TEXT, "--data.pack", "nowhere"], ["nowhere"]),
