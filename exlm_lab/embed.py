@@ -93,7 +93,8 @@ def run(options: Any) -> None:
                 list(column),
                 options.batch_size,
                 remark,
-                lambda i, first=first: f"row {first + i}",
+                "row {}",
+                first,
             )
             tell(reasons, "row {}", "this row gets no vector", say, first)
             rows = vectors_BD.numpy()

@@ -123,13 +123,14 @@ class Trained:
         texts: Any,
         batch_size: int = 64,
         report: Remark = _say,
-        name: Callable[[int], str] = "texts[{}]".format,
+        where: str = "texts[{}]",
+        first: int = 0,
     ) -> tuple[Tensor, dict[int, str]]:
         """Like ``embed``, and returns the reason for each text that gets nan, by its index.
 
         ``report`` receives remarks about the texts as a whole: the kind, ``rdkit``, ``long`` or
-        ``unknown``, of how many texts it is true, out of how many, and the rest of a line. ``name``
-        gives the name of a text from its index.
+        ``unknown``, of how many texts it is true, out of how many, and the rest of a line; it names
+        a text by its number from ``first`` on (see ``tell``).
         """
         special = self.tokenizer.special_ids
         entries, reasons = self._entries(texts, report)
@@ -140,7 +141,9 @@ class Trained:
                     rows[place] = self._ids(text, "it", MOST_UNKNOWN)
                 except UserError as error:
                     reasons[place] = str(error)
-        self._tell_long({name(place): len(row) for place, row in rows.items()}, report)
+        self._tell_long(
+            {where.format(first + place): len(row) for place, row in rows.items()}, report
+        )
         if partly := [place for place, row in rows.items() if special.unk in row]:
             unknown = self._unknown(entries[partly[0]])
             report(
@@ -193,7 +196,7 @@ class Trained:
                     f"texts[{i}] contains {MASK}, but the loss hides tokens itself; give the text "
                     "without masks"
                 )
-        texts, reasons = self._entries(texts, say)
+        texts, reasons = self._entries(texts, _say)
         for place, reason in reasons.items():
             raise UserError(f"texts[{place}]: {reason}; leave it out")
         if not texts:
