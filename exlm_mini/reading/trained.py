@@ -325,7 +325,7 @@ def open_checkpoint(path: Path, report: Callable[[str], None]) -> Checkpoint:
     if latest is None:
         remedy = REMEDY
         if str(path) in SHIPPED:
-            remedy = "it hides the shipped model of that name: rename it, or work in another directory"
+            remedy = "it hides the shipped model of that name: rename it, or work elsewhere"
         elif fine_tuning(path) is not None:
             remedy = (
                 "it holds a fine-tuned model: use exlm predict, or give the pre-training run it "
