@@ -60,18 +60,6 @@ def write_atomically(path: Path, data: bytes) -> None:
         stream.write(data)
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    try:
-        with open(path, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-    except OSError as error:
-        error.filename = str(path)  # the error of a full disk names no file
-        raise
-
-
 def sync_directory(path: Path) -> None:
     """Make renames inside a directory survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)

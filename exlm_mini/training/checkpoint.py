@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import read_bytes, reading, sync_directory, write_synced
+from exlm_mini.data.files import read_bytes, reading, sync_directory, write_atomically
 
 MANIFEST = "manifest.json"
 REMEDY = "restore it from a copy, or delete {} to use an earlier checkpoint"
@@ -83,13 +83,12 @@ def save_checkpoint(
         for group, named in tensors.items():
             plain = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
             data = safetensors.torch.save(plain)
-            write_synced(draft / f"{group}.safetensors", data)
+            write_atomically(draft / f"{group}.safetensors", data)
             files[f"{group}.safetensors"] = {"sha256": _sha256(data)}
         for name, data in others.items():
-            write_synced(draft / name, data)
+            write_atomically(draft / name, data)
         manifest = encode_manifest({"step": step, "files": files, "state": state})
-        write_synced(draft / MANIFEST, manifest)
-        sync_directory(draft)
+        write_atomically(draft / MANIFEST, manifest)
         if final.exists():  # a directory cannot be renamed onto one with files
             shutil.rmtree(final)
         os.rename(draft, final)

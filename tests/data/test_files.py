@@ -9,7 +9,7 @@ import pytest
 from exlm_lab import sweep
 from exlm_mini import fill, prepare, pretrain
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import reading, refused, write_atomically, write_synced
+from exlm_mini.data.files import reading, refused, write_atomically
 
 
 @pytest.mark.parametrize(
@@ -48,14 +48,13 @@ def test_an_error_of_the_system_names_the_file_it_speaks_of(tmp_path):
         (tmp_path / "other.bin").read_bytes()
 
 
-@pytest.mark.parametrize("write", [write_atomically, write_synced])
-def test_a_full_disk_is_told_with_the_file(write, tmp_path, monkeypatch):
+def test_a_full_disk_is_told_with_the_file(tmp_path, monkeypatch):
     def fail(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="No space left") as caught:
-        write(tmp_path / "a", b"x")
+        write_atomically(tmp_path / "a", b"x")
     assert (
         str(refused(caught.value))
         == f"no space left to write {tmp_path / 'a'}; free some space"

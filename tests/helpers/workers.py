@@ -179,7 +179,7 @@ def trainings(directory):
     train("nan", PLAIN, spoilt=(2,) if is_second else ())
     train("nans", changed(max_skipped=2), spoilt=(1, 3, 4) if is_second else ())
     full = OSError(errno.ENOSPC, "No space left on device")
-    with patch("exlm_mini.training.checkpoint.write_synced", side_effect=full):
+    with patch("exlm_mini.training.checkpoint.write_atomically", side_effect=full):
         train("full", PLAIN)
     small = UserError("too little memory") if is_second else None
     with patch("exlm_mini.training.trainer.check_fits", side_effect=small):

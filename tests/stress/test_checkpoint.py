@@ -15,6 +15,7 @@ from crashes import Crash, crash_at
 from refusals import told
 from torch import Tensor
 
+from exlm_mini.data import files
 from exlm_mini.data.files import write_atomically
 from exlm_mini.training import checkpoint
 from exlm_mini.training.checkpoint import (
@@ -161,11 +162,10 @@ def test_names_are_given_only_to_what_the_disk_has(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "rename", noted_rename)
     directory = tmp_path / "run"
     save_checkpoint(directory, 7, TENSORS, STATE, {"config.json": b"{}"})
-    files = ["model.safetensors", "optimizer.safetensors", "config.json", MANIFEST]
-    assert done == [*files, "step-000007.tmp", "-> step-000007", "run"]
-    done.clear()
-    write_atomically(directory / "log", b"")
-    assert done == [f"log.{os.getpid()}.partial", "-> log", "run"]
+    names = ["model.safetensors", "optimizer.safetensors", "config.json", MANIFEST]
+    each = [[f"{file}.{os.getpid()}.partial", f"-> {file}"] for file in names]
+    steps = [step for written in each for step in (*written, "step-000007.tmp")]
+    assert done == [*steps, "-> step-000007", "run"]
     with pytest.raises(IsADirectoryError):
         write_atomically(directory, b"")
     assert not list(tmp_path.glob("run.*"))
@@ -178,7 +178,7 @@ def test_a_disk_full_later_keeps_earlier_checkpoints(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for owner, name in ((checkpoint, "write_synced"), (checkpoint, "sync_directory")):
+    for owner, name in ((checkpoint, "write_atomically"), (files, "sync_directory")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fail)
             with pytest.raises(OSError, match="No space left"):
