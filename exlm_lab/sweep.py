@@ -216,7 +216,7 @@ def report(options: argparse.Namespace) -> int:
         if name not in study:
             print(tables.report(name, options.output))
     if study & set(names):
-        print(verdicts.report(options.output))
+        print(verdicts.report(options.output, names))
     return 0
 
 

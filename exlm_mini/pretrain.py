@@ -155,7 +155,8 @@ def _train(
         source = config.train.start_from
         if source is not None and trainer.step == 0:
             trainer.begin_from(open_checkpoint(Path(source), engine.tell))
-        if engine.is_main:
+        is_done = trainer.step == config.train.steps and (output / "versions.json").is_file()
+        if engine.is_main and not is_done:  # a finished run keeps what it was made with
             settle(output, config, engine.device, engine.world_size)
     with ProgressLine(config.objective, config.train.steps) as progress:
         is_complete = trainer.run(progress.show, should_stop)

@@ -95,6 +95,9 @@ class SweepLedger(NamedTuple):
 
     def _made(self, cell: Cell, seed: int) -> dict[str, Any]:
         runner, (changed, extra) = self.runner, self.equal_cost(cell)
+        made_with = machine(
+            choose_device(runner.device)
+        )  # the commit may be another at the end
         if cell.start is not None:
             start = cell.start.config(seed)
             runner.train(start, cell.start.watched, f"{cell.start.name}, for {cell.name}")
@@ -112,7 +115,7 @@ class SweepLedger(NamedTuple):
             "config": plain(config),
             "watched": dict(cell.watched),
             **own,
-            "versions": machine(choose_device(runner.device)),
+            "versions": made_with,
         }
 
     def _identity(self, cell: Cell, seed: int, record: Record) -> dict[str, Any]:

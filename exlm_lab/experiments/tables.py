@@ -1,7 +1,7 @@
 """The report of a sweep: a table of its cells for each input, with the paper's numbers.
 
-A number is the mean ± standard deviation over seeds, with shares in percent; the paper's number
-follows in parentheses.
+A number is the mean ± standard deviation over seeds, with shares in percent, unless its column says
+otherwise; the paper's number follows in parentheses.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ ASKED = {
 }  # fmt: skip
 """The metrics each sweep is about; other experiments show all of ``COLUMNS`` they measured."""
 COMPARED = {
-    DOWNSTREAM: "points above ExLM", PROBE: "probe, points above ExLM",
-    "captured_bits": "captured bits above ExLM",
+    DOWNSTREAM: "points above ExLM ± standard error",
+    PROBE: "probe, points above ExLM ± standard error",
+    "captured_bits": "captured bits above ExLM ± standard error",
 }  # fmt: skip
 """Metrics of ``ablations`` that are also compared with ExLM, seed by seed, and their headings."""
 PAPER_GRIDS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import NamedTuple
@@ -275,11 +275,12 @@ def verdicts(directory: Path) -> dict[str, list[Verdict]]:
     }
 
 
-def report(directory: Path) -> str:
-    """All planned claims as Markdown: contrast, interval, verdict, how much of the plan is done."""
+def report(directory: Path, names: Container[str]) -> str:
+    """The planned claims of some experiments as Markdown: contrast, interval, verdict, how much of
+    the plan is done."""
     lines = []
     every = verdicts(directory)
-    for experiment in planned():
+    for experiment in filter(lambda one: one.name in names, planned()):
         name = experiment.name
         lines += [f"## {name}: {experiment.about}", ""]
         smallest = "smallest effect that matters"

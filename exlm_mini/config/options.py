@@ -214,6 +214,9 @@ def parse(argv: list[str]) -> Request:
             f"--train.minutes {found.minutes:g} needs timed steps, but --dry-run trains none; "
             "drop one of the two"
         )
+    for name in ("train.steps", "train.warmup_steps"):
+        if found.minutes is not None and name in given(found):
+            raise UserError(f"--train.minutes sets {name}, too; drop one of the two")
     recipe = RunConfig(recipe="none") if found.recipe is None else load_recipe(found.recipe)
     start = getattr(found, "from")
     # A run that starts from a trained MLM does not need the recipe's own first stage.

@@ -15,6 +15,7 @@ import platform
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +79,7 @@ def prepare_corpus(
         )
     settings = dotted({"seed": seed, "data": plain(data), "cleaning": plain(cleaning)})
     if (directory / "corpus.json").exists():
-        _check_same(directory, settings)
+        _check_same(directory, settings, data)
         report(f"{directory} already holds this corpus")
     else:
         check_sources(data)
@@ -183,7 +184,7 @@ def _working_folder(directory: Path, seal: str) -> Path:
     return folder
 
 
-def _check_same(directory: Path, settings: dict[str, Any]) -> None:
+def _check_same(directory: Path, settings: dict[str, Any], data: DataConfig) -> None:
     """Check that a corpus was made with these settings, and that its sources have not changed."""
     stored = read_json(directory / "corpus.json")
     for name, value in settings.items():
@@ -192,7 +193,9 @@ def _check_same(directory: Path, settings: dict[str, Any]) -> None:
                 f"{directory} holds a corpus prepared with {name} {stored['settings'].get(name)}, "
                 f"not {value}; choose another directory or remove this one"
             )
-    for path, digest in stored["files"].items():
+    copies = (files_of_copy(hub.id) for hub in filter(None, map(hub_set, data.source)))
+    new = {str(path): None for path in chain.from_iterable(copies)}
+    for path, digest in (new | stored["files"]).items():
         # A source may be missing by now, but a changed one would otherwise go unnoticed.
         if Path(path).is_file() and sha256_of(Path(path)) != digest:
             raise UserError(

@@ -107,14 +107,17 @@ def clean(entry: str, cleaning: Cleaning) -> Molecule | None:
             molecule, is_changed = max(fragments, key=_size), True
     if cleaning.strip_stereo and any(mark in text for mark in "@/\\"):
         Chem.RemoveStereochemistry(molecule)
+        molecule = Chem.RemoveHs(molecule)  # those that a mark had kept, as in [H]/N=C(/N)C
         is_changed = True
     key = Chem.MolToSmiles(molecule)
     return Molecule(key, key if is_changed or cleaning.canonical else text)
 
 
 def _size(fragment: Any) -> tuple[int, float, str]:
-    """Sort key of fragments: heavy atoms, then weight; the SMILES breaks ties."""
+    """Sort key of fragments: heavy atoms, then weight; the SMILES breaks ties. The last bits of a
+    weight depend on the order of the atoms."""
     from rdkit import Chem
     from rdkit.Chem.Descriptors import MolWt  # type: ignore[attr-defined]  # created on import
 
-    return fragment.GetNumHeavyAtoms(), MolWt(fragment), Chem.MolToSmiles(fragment)
+    weight = round(MolWt(fragment), 3)
+    return fragment.GetNumHeavyAtoms(), weight, Chem.MolToSmiles(fragment)

@@ -246,6 +246,8 @@ def _stream(hub: HubSet, revision: str) -> Any:
     """Open the data set as a stream, without reading any rows yet."""
     import datasets
 
+    if (Path(hub.id) / "state.json").is_file():
+        return datasets.load_from_disk(hub.id).to_iterable_dataset()
     commit = None if revision.startswith("local ") else revision
     return datasets.load_dataset(
         hub.id, hub.config, split=hub.split, revision=commit, streaming=True

@@ -269,6 +269,8 @@ def find_column(
             f"{source} has the column '{name}' {len(places)} times ({twice}); keep one, or give "
             "its exact name"
         )
+    if name == "text" and "smiles" in map(folded, names):
+        remedy += ", or data.kind to smiles"
     raise UserError(
         f"{source} has no column '{name}'; it has: {', '.join(names)[:300] or 'none'}; {remedy}"
     )

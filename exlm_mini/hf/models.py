@@ -146,6 +146,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         special_tokens_mask: Tensor | None = None,
+        offset_mapping: Tensor | None = None,
     ) -> MaskedLMOutput:
         """Compute the loss and, outside of training, predictions for each mask.
 
@@ -153,19 +154,20 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
             input_ids: int64 (B, N), with [MASK] for every hidden token.
             attention_mask: 0 at padding; if None, padding is recognised by the id of [PAD].
             labels: int64 (B, N), the hidden token at each [MASK], -100 elsewhere.
-            special_tokens_mask: not read; ``Trainer`` drops columns that are not named here, and
-                ``collator`` needs this one.
+            special_tokens_mask, offset_mapping: not read; ``Trainer`` drops columns that are not
+                named here, and ``collator`` needs these.
 
         Returns:
             loss: in nats. For ExLM that of §4.3 (per target, then the mean over rows that hold a
-                [MASK]), for MLM the mean over masked tokens; 0 for a batch without [MASK], None
-                without labels.
+                [MASK] and a path), for MLM the mean over masked tokens; 0 for a batch without
+                [MASK], None without labels.
             logits: (B, N, V), log-probability of each token at each [MASK] by itself, for ExLM
                 summed over all paths; 0 at other tokens; None in training, which does not need it.
 
         Raises:
             ValueError: if labels and masks are at different positions, as from a collator that
-                leaves some chosen tokens unmasked; use ``collator``.
+                leaves some chosen tokens unmasked (use ``collator``); or, for ExLM without labels,
+                if a row has one [MASK], but neither [BOS] nor [EOS], between which its path runs.
         """
         is_masked_BN = input_ids == self.exlm.special_ids.mask
         if attention_mask is not None:
@@ -177,7 +179,9 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
                 "exlm_mini.hf.collator(tokenizer), and leave out texts that already contain [MASK]"
             )
         token_ids_BN = target_ids_BN = self.rows(input_ids, attention_mask)
-        if labels is not None:
+        if labels is None:
+            self._check_paths(token_ids_BN)
+        else:
             target_ids_BN = torch.where(is_masked_BN, labels, token_ids_BN)
         batch = MaskedBatch(token_ids_BN, is_masked_BN, target_ids_BN)
         said = self.exlm.answer(batch, self.config.chain_share, self.config.num_copies)
@@ -189,6 +193,17 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
             logits = log_token_SV.new_zeros(*input_ids.shape, self.config.vocab_size)
             logits[is_masked_BN] = log_token_SV
         return MaskedLMOutput(loss=loss, logits=logits)
+
+    def _check_paths(self, token_ids_BN: Tensor) -> None:
+        special = self.exlm.special_ids
+        targets = torch.tensor([special.mask, special.bos, special.eos])
+        num_targets_B = torch.isin(token_ids_BN, targets.to(token_ids_BN.device)).sum(dim=1)
+        is_alone_B = (num_targets_B == 1) & (token_ids_BN == special.mask).any(dim=1)
+        if self.config.objective == "exlm" and bool(is_alone_B.any()):
+            raise ValueError(
+                f"row {int(is_alone_B.nonzero()[0])} has one [MASK], but neither [BOS] nor [EOS]; "
+                "tokenize with add_special_tokens=True"
+            )
 
     @torch.no_grad()
     def fill(
@@ -203,6 +218,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
             tokens, (B,), in nats; for ExLM summed over all paths.
         """
         filled_BN, special = self.rows(input_ids, attention_mask).clone(), self.exlm.special_ids
+        self._check_paths(filled_BN)
         log_joint_B = torch.zeros(len(filled_BN), device=filled_BN.device)
         for b, row_N in enumerate(filled_BN):  # row_N is a view
             own_1N = row_N[row_N != special.pad].unsqueeze(0)
@@ -211,7 +227,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
             reading = read_row(
                 self.exlm, own_1N, self.config.chain_share, self.config.num_copies
             )
-            row_N[row_N == special.mask] = reading.token_ids_S.to(row_N.device)
+            row_N[row_N == special.mask] = reading.token_ids_S.to(row_N)
             log_joint_B[b] = reading.log_joint
         return filled_BN, log_joint_B
 

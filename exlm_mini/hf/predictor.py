@@ -27,7 +27,7 @@ from transformers.utils import logging
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 from exlm_mini.data.molecules import Cleaning
-from exlm_mini.reading.entries import MOST_UNKNOWN, listed, readable, tell
+from exlm_mini.reading.entries import MOST_UNKNOWN, check_batch_size, listed, readable, tell
 from exlm_mini.reading.runs import task_of
 from exlm_mini.training.console import say
 from exlm_mini.training.processes import choose_device
@@ -81,6 +81,7 @@ class Predictor:
     ) -> tuple[np.ndarray, dict[int, str]]:
         """scores_RC, numbers or probabilities with nan for unreadable texts, and why those texts
         are unreadable, by their index; arguments as for ``predict``."""
+        check_batch_size(batch_size)
         reasons: dict[int, str] = {}
         rows, columns = self._read(texts, reasons)
         scores_RC = np.full((len(texts), self.model.config.num_labels), np.nan)
@@ -146,7 +147,7 @@ def load_predictor(path: str | Path, device: str = "cpu") -> Predictor:
     path = Path(path)
     task = task_of(path)
     if task["kind"] == "span":
-        raise UserError(f"{path} answers questions; open it with transformers.pipeline")
+        raise UserError(f"{path} answers questions; open it with AutoModelForQuestionAnswering")
     logging.disable_progress_bar()
     with reading(
         path, "restore it from a copy, or fine-tune in another --output", SafetensorError

@@ -40,15 +40,19 @@ def collator(
 
     Args:
         mask_ratio, strategy, span_length, span_law: as the settings ``masking.*`` of a run.
-        options: further arguments of ``DataCollatorForLanguageModeling``, such as ``seed``.
+        options: further arguments of ``DataCollatorForLanguageModeling``, such as ``seed``;
+            none that say how to mask.
 
     Raises:
-        ValueError: if the strategy is unknown, or if ``whole_word_mask``, the masking of
-            transformers, is used with a strategy other than ``bernoulli`` or for molecules, where
-            it would mask whole rows.
+        ValueError: if the strategy is unknown, if ``options`` say how to mask, or if
+            ``whole_word_mask``, the masking of transformers, is used with a strategy other than
+            ``bernoulli`` or for molecules, where it would mask whole rows.
     """
     if strategy not in (known := get_args(Strategy)):
         raise ValueError(f"strategy is {strategy!r}; {nearest(strategy, known)}")
+    masks = {"mlm", "mlm_probability", "mask_replace_prob", "random_replace_prob"}
+    if taken := masks & options.keys():
+        raise ValueError(f"{min(taken)} would do nothing here; set mask_ratio")
     is_smiles = isinstance(tokenizer.backend_tokenizer.pre_tokenizer, Split)
     if options.get("whole_word_mask") and is_smiles:
         raise ValueError("a SMILES has no words; leave out whole_word_mask")

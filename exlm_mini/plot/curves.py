@@ -30,7 +30,7 @@ class Panel(NamedTuple):
 
 
 PANELS = {
-    "training loss": Panel("nats per target; ExLM: with [BOS], [EOS]", "loss"),
+    "training loss": Panel("nats per target\n(ExLM: with [BOS], [EOS])", "loss"),
     "mask accuracy": Panel(
         "% of masked tokens", "mask_accuracy", "validation_mask_accuracy", 100
     ),
@@ -83,6 +83,7 @@ def draw(table: pd.DataFrame) -> Figure:
     columns = int(10 * grid.figure.get_figwidth() // (8 + max(map(len, names)))) or 1
     handles = [Line2D([], [], color=color, lw=2) for color in colors]
     grid.figure.set_layout_engine("constrained")
+    names = [name.replace("$", r"\$") for name in names]  # no formulas
     grid.figure.legend(handles, names, loc="outside upper center", ncols=columns, fontsize=9)
     return grid.figure
 

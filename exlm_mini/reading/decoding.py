@@ -144,7 +144,7 @@ def read_row(
                     f"no path through the {len(best_ids_L)} states has a probability above 0, so "
                     "the model's training went wrong; use another checkpoint"
                 )
-            token_ids_S = best_ids_L[path_BM[0, 1:-1]]
+            token_ids_S = best_ids_L[path_BM[0, graph.is_mask_BM[0]]]
             log_transition_LL, path_M = said.log_transition_BLL[0].cpu(), path_BM[0].cpu()
             log_path, log_fit = log_path_B.item(), said.log_fit().item()
             links = Graph(log_transition_LL, path_M, log_path, log_fit)

@@ -56,6 +56,12 @@ def readable(
     return texts, reasons
 
 
+def check_batch_size(batch_size: int) -> None:
+    """Refuse a size with which no text would be read."""
+    if batch_size < 1:
+        raise UserError(f"batch_size is {batch_size}; it must be at least 1")
+
+
 def tell(
     reasons: Mapping[int, str],
     where: str,

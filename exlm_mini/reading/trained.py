@@ -6,7 +6,7 @@
     molecules.embed(["CCO", "CC(=O)O"])               # float (2, width)
     molecules.fill("CC(=O)N[MASK]").text              # the text with its masks filled
     molecules.explore("CC(=O)N[MASK]C[MASK]")         # the edges between their states
-    molecules.loss(["CCO", "CC(=O)O"]).backward()     # nats per hidden token
+    molecules.loss(["CCO", "CC(=O)O"]).backward()     # nats per target
 
 Shapes: B rows, N tokens, S masked tokens, D width.
 """
@@ -36,7 +36,7 @@ from exlm_mini.data.tokenizer import MASK, Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.decoding import Reading, read_row
-from exlm_mini.reading.entries import MOST_UNKNOWN, listed, readable, tell
+from exlm_mini.reading.entries import MOST_UNKNOWN, check_batch_size, listed, readable, tell
 from exlm_mini.reading.explorer import Explorer
 from exlm_mini.reading.runs import REMEDY, SHIPPED, fine_tuning, model_directory
 from exlm_mini.reading.scene import read_scene
@@ -132,6 +132,7 @@ class Trained:
         ``unknown``, of how many texts it is true, out of how many, and the rest of a line; it names
         a text by its number from ``first`` on (see ``tell``).
         """
+        check_batch_size(batch_size)
         special = self.tokenizer.special_ids
         entries, reasons = self._entries(texts, report)
         rows: dict[int, list[int]] = {}
@@ -159,6 +160,7 @@ class Trained:
             own = order[start : start + batch_size]
             rows_BN = self._padded([rows[place] for place in own])
             hidden_BND = token_states(self.model, rows_BN, self.config.num_copies)
+            hidden_BND = hidden_BND.float()
             is_inner_BN1 = is_inner(rows_BN, special).unsqueeze(2)
             vectors_BD[own] = (hidden_BND * is_inner_BN1).sum(dim=1) / is_inner_BN1.sum(dim=1)
         return vectors_BD, reasons

@@ -87,10 +87,11 @@ def dry_run(
     }
     if before is not None:
         run, state = RunConfig(**before.state["config"]), before.state
-        whole = estimate(run, state["vocab_size"], run.data.block_length).num_flops
+        longest = run.data.block_length
+        cost = estimate(run, state["vocab_size"], longest, lengths_R).flops_per_token
         lines["goes on from"] = (
-            f"{run.objective} of {before.step:,} steps, "
-            f"{whole * before.step / run.train.steps:.3g} FLOP not counted above"
+            f"{run.objective} of {before.step:,} steps, about "
+            f"{cost * state['num_tokens']:.3g} FLOP not counted above"
         )
     indent = " " * 19
     wrapper = textwrap.TextWrapper(80, indent, indent, break_long_words=False)

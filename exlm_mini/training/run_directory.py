@@ -141,11 +141,17 @@ def as_begun(
         train = replace(train, precision=start.train.precision)
     if is_timed:
         of_start = start.train
+        report(
+            f"{path} keeps the {of_start.steps} steps that it was begun with; to train longer, "
+            "give --train.steps in place of --train.minutes"
+        )
         train = replace(train, steps=of_start.steps, warmup_steps=of_start.warmup_steps)
     config = replace(config, train=train)
     old, new = dotted(plain(start)), dotted(plain(config))
     changes = {key: f"{key}: {old[key]} -> {new[key]}" for key in new if old[key] != new[key]}
     free = set(FREE_SETTINGS)
+    if start.data.pack and config.data.pack:  # the checkpoint knows its content, wherever it is
+        free.add("data.pack")
     if new["train.steps"] > old["train.steps"]:
         free.add("train.steps")
         shares = {

@@ -100,6 +100,8 @@ def test_each_option_does_one_thing():
     assert spellings(raw, Cleaning(canonical=True)) == ["C[C@H](N)C(=O)O.Cl", "CCO"]
     for marked in ("F/C=C/F", "F\\C=C\\F"):
         assert spellings([marked], Cleaning(strip_stereo=True)) == ["FC=CF"]
+    raw = ["[H]/N=C(/N)C", "N=C(N)C", "[2H]/C=C/C", "[H][H]"]  # a mark may need a hydrogen
+    assert spellings(raw, ALL) == ["CC(=N)N", "CC(=N)N", "[2H]C=CC", "[H][H]"]
     assert spellings(["C1.C1O"], Cleaning(largest_fragment=True)) == ["C1.C1O"]  # one fragment
 
 
@@ -107,6 +109,8 @@ def test_the_largest_fragment_is_a_definite_one():
     raw = ["CC.Br", "Br.CC", "CCO.CCN", "CCN.CCO", "[Na+].[Cl-]"]
     assert spellings(raw, ALL) == ["CC", "CC", "CCO", "CCO", "[Cl-]"]
     assert spellings(["CCO.COC", "COC.CCO", "C.[2H][2H]"], ALL) == ["COC", "COC", "C"]
+    raw = ["C(CO)CC.CCOCC", "C(O)CCC.C(OCC)C"]  # weights that differ in their last bits
+    assert spellings(raw, ALL) == ["CCOCC", "CCOCC"]
 
 
 def test_all_spellings_of_a_molecule_are_on_one_side_of_the_split():

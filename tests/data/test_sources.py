@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from unittest.mock import Mock
 
+import datasets
 import pytest
 from corpus_files import write_hub_copy
 from refusals import told
@@ -86,14 +87,27 @@ def test_a_corpus_of_a_local_copy_that_has_changed_is_refused(hub_copy, tmp_path
     (hub_copy / ".cache").write_text("of a download")
     assert make().train.sha256 == first
     path = sorted(hub_copy.glob("[!.]*"))[0]
+    new = hub_copy / f"new-{path.name}"
+    shutil.copy(path, new)
+    told(make, new, "has changed since", "choose another directory")
+    new.unlink()
     path.write_bytes(path.read_bytes().replace(b"row", b"log"))  # the size stays the same
     told(make, path, "has changed since", "choose another directory")
 
 
-def test_a_column_is_named_by_the_settings(hub_copy):
+def test_a_data_set_that_was_saved_to_a_disk_is_read(tmp_path):
+    rows = [f"row {n}" for n in range(7)]
+    datasets.Dataset.from_dict({"id": range(7), "text": rows}).save_to_disk(tmp_path / "saved")
+    assert opened(text(f"hub:{tmp_path / 'saved'}"))[1] == rows
+
+
+def test_a_column_is_named_by_the_settings(hub_copy, tmp_path):
     data = text(f"hub:{hub_copy}", column="id")
     told(lambda: opened(data), "'id'", "is 0, which is not text")
     told(lambda: opened(replace(data, column="body")), "no column 'body'", "text, id")
+    table = tmp_path / "mine.csv"
+    table.write_text("SMILES,name\nC,a\n")
+    told(lambda: opened(text(str(table))), "no column 'text'", "or data.kind to smiles")
     told(lambda: opened(text(f"hub:{hub_copy},,none")), hub_copy, "cannot read", "split")
 
 

@@ -284,7 +284,7 @@ def test_a_run_that_never_gets_there_counts_in_no_claim(tiny, tmp_path, monkeypa
     there, short = verdicts.verdicts(tmp_path)["tiny"]
     assert there.differences == (6.0,) and short.differences == ()
     store(tmp_path, "mlm", metrics={"prize_bits": 1.234})
-    text = verdicts.report(tmp_path)
+    text = verdicts.report(tmp_path, ["tiny"])
     assert "base seed 1" in text and "1 of 2" in text and " +6.000 " in text
     # The smallest effect that matters, and the prize.
     assert " +0.25 " in text and "1.23 bits per row" in text

@@ -184,10 +184,13 @@ def test_cells_stand_beside_the_papers_rows_and_are_compared_seed_by_seed(tmp_pa
     )
     exlm, rope = (dict(zip(head, row, strict=True)) for row in (exlm, rope))
     # In brackets are the numbers of Table 2.
-    assert exlm["downstream, %"] == "70.0 ± 10.0 (81.4)" and exlm["points above ExLM"] == "–"
+    assert (
+        exlm["downstream, %"] == "70.0 ± 10.0 (81.4)"
+        and exlm["points above ExLM ± standard error"] == "–"
+    )
     assert rope["downstream, %"] == "65.0 ± 10.0 (80.9)"
-    assert rope["points above ExLM"] == "-5.00 ± 0.00"
-    assert rope["captured bits above ExLM"] == "-0.50 ± 0.00"
+    assert rope["points above ExLM ± standard error"] == "-5.00 ± 0.00"
+    assert rope["captured bits above ExLM ± standard error"] == "-0.50 ± 0.00"
     assert rope["captured bits per row"] == "0.600 ± 0.100"
 
 

@@ -103,7 +103,7 @@ def test_arguments_come_in_one_order_and_results_as_a_tuple_if_asked(head):
         assert torch.equal(one, other)
     # Trainer drops the columns that are not in this signature; the collator reads one more.
     names = list(inspect.signature(model.forward).parameters)
-    more = ["special_tokens_mask"] * (head == "MaskedLM")
+    more = ["special_tokens_mask", "offset_mapping"] * (head == "MaskedLM")
     assert names == ["input_ids", "attention_mask", *named, *more]
     for option in ("output_attentions", "output_hidden_states", "inputs_embeds"):
         with pytest.raises(TypeError, match=option):
@@ -212,6 +212,20 @@ def test_the_trainer_passes_on_which_tokens_must_not_be_hidden(molecules, tmp_pa
     )
     (batch,) = trainer.get_train_dataloader()
     assert {*(batch["labels"] != -100).nonzero()[:, 1].tolist()} == {3}
+
+
+def test_paths_run_between_what_begins_and_ends_a_row(molecules):
+    tokenizer, model = molecules
+    model.eval()
+    pair = tokenizer("C[MASK]", "N[MASK]O", return_tensors="pt")
+    bare = tokenizer("[MASK]N[MASK]", add_special_tokens=False, return_tensors="pt")
+    for row in (pair, bare):
+        filled_BN, log_joint_B = model.fill(**row)
+        assert (filled_BN != row.input_ids).sum() == 2 and log_joint_B.isfinite().all()
+    alone = tokenizer("C[MASK]", add_special_tokens=False, return_tensors="pt")
+    for run in (model, model.fill):
+        with pytest.raises(ValueError, match=r"row 0 has one .* neither .* add_special_tokens"):
+            run(**alone)
 
 
 def test_the_usual_collator_is_refused_for_the_right_reason(molecules):

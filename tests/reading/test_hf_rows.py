@@ -179,6 +179,12 @@ def test_whole_words_are_masked(english):
     assert is_equal == is_inside and any(is_inside)
 
 
+def test_how_to_mask_is_said_in_our_words(english):
+    for name, value in (("mlm", False), ("mlm_probability", 0.6), ("random_replace_prob", 0.1)):
+        with pytest.raises(ValueError, match=f"{name} would do nothing here; set mask_ratio"):
+            hf.collator(english, **{name: value})
+
+
 # ---- masks ----
 
 every = pytest.mark.parametrize(

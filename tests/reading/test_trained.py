@@ -35,6 +35,7 @@ def runs(tmp_path_factory) -> Path:
 def test_a_vector_is_the_mean_of_the_tokens_of_its_text(objective, runs):
     model = exlm_mini.load(str(runs / objective))
     together_BD = model.embed(SMILES, batch_size=2)
+    told(lambda: model.embed(SMILES, batch_size=-1), "batch_size is -1", "at least 1")
     assert model.embed([]).shape == (0, together_BD.shape[1])
     copies = model.config.masking.num_copies if objective == "repeated-mlm" else 1
     for vector_D, text in zip(together_BD, SMILES, strict=True):

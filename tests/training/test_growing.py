@@ -171,14 +171,19 @@ def test_a_run_from_a_grown_one_warms_up_at_its_own_start_alone(grown, tmp_path)
 
 
 def test_a_dry_run_counts_the_steps_that_the_other_run_has_made(mlm, capsys):
-    found = []
+    found, tokens = [], []
     for step in (STEPS // 2, STEPS):
         start = mlm / f"checkpoints/step-{step:06d}"
         told_of = dry_run(capsys, *SETTINGS, "--from", start)[0]["goes on from"]
-        kind, num_flops = re.fullmatch(r"(.+), (.+) FLOP not counted above", told_of).groups()
+        kind, num_flops = re.fullmatch(
+            r"(.+), about (.+) FLOP not counted above", told_of
+        ).groups()
         assert kind == f"mlm of {step} steps"
         found.append(float(num_flops))
-    assert found[0] == pytest.approx(found[1] / 2, rel=0.01)
+        tokens.append(load_checkpoint(start).state["num_tokens"])
+    assert found[0] / found[1] == pytest.approx(tokens[0] / tokens[1], rel=0.01)
+    whole = dry_run(capsys, *SETTINGS, "--objective", "mlm")[0]["operations"]
+    assert found[1] == pytest.approx(float(re.search("([^ ]+) in all", whole)[1]), rel=0.2)
 
 
 @pytest.mark.parametrize("objective", ["mlm", "exlm"])

@@ -88,6 +88,12 @@ def test_many_long_names_leave_room_for_the_curves(tmp_path):
     plt.close(figure)
 
 
+def test_a_name_is_no_formula(tmp_path):
+    figure = figure_of(**{"a$b_$c": write_log(tmp_path / "run")})
+    figure.draw_without_rendering()
+    plt.close(figure)
+
+
 def test_a_figure_of_two_models_is_written_while_one_of_them_is_trained(tmp_path):
     write_log(tmp_path / "run" / "mlm")
     write_log(tmp_path / "run" / "exlm", end='{"step": 110, "lo')

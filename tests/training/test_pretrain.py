@@ -23,8 +23,9 @@ from exlm_mini.training.console import ProgressLine, stop_by_signal
 from exlm_mini.training.metrics import read_metrics
 from exlm_mini.training.processes import with_precision
 
+UNTIMED = commands.TOY
 FOUR = ["--train.steps", "4"]
-TOY = [*commands.TOY, *FOUR]
+TOY = [*UNTIMED, *FOUR]
 TEXT = ["--recipe", "text-tiny", *SMALL, *FOUR]
 SMILES = ["--recipe", "smiles-tiny", *SMALL, *FOUR]
 TWO_FILES = ["--data.source", "some.txt", "--data.source", "more.txt"]
@@ -122,16 +123,18 @@ def test_the_toy_summary_has_one_line_for_each_number(objective, tmp_path, capsy
 # ---- resuming ----
 
 
-def test_the_same_command_again_does_nothing(tmp_path, capsys):
+def test_the_same_command_again_does_nothing(tmp_path, monkeypatch, capsys):
     out = trains(capsys, *TOY, "--output", tmp_path)
     before = contents(tmp_path)
-    assert trains(capsys, *TOY, "--output", tmp_path) == out
+    with monkeypatch.context() as patch:
+        patch.setattr("exlm_mini.training.provenance.commit", lambda: "another")
+        assert trains(capsys, *TOY, "--output", tmp_path) == out
     assert contents(tmp_path) == before
 
 
 def test_minutes_become_steps_that_a_run_keeps(tmp_path, monkeypatch, capsys):
     """A run takes about that long, and when stopped and resumed equals a whole one bit for bit."""
-    timed = [*TOY, "--train.minutes", "0.05", "--output", str(tmp_path)]
+    timed = [*UNTIMED, "--train.minutes", "0.05", "--output", str(tmp_path)]
     stop_after(monkeypatch, 1)
     timing, threads = pretrain._steps_in, []
 
@@ -145,11 +148,12 @@ def test_minutes_become_steps_that_a_run_keeps(tmp_path, monkeypatch, capsys):
     assert threads == [1]  # as many as in the run
     steps = stored_config(tmp_path / "config.yaml").train.steps
     assert (code, f"about {steps:,} steps on this machine" in err) == (INTERRUPTED, True)
-    trains(capsys, *timed)
+    _, _, err = ended(capsys, main, *timed)
+    assert f"keeps the {steps} steps" in err and "--train.steps in place" in err
     seconds = read_metrics(tmp_path / "metrics.jsonl")[-1]["seconds"]
     assert 1 < seconds < 9  # 3 were asked for, but the machine may be busy
     whole = tmp_path / "whole"
-    planned, kept = parse(TOY)[0].train, stored_config(tmp_path / "config.yaml").train
+    planned, kept = parse(UNTIMED)[0].train, stored_config(tmp_path / "config.yaml").train
     assert kept.warmup_steps == round(planned.warmup_steps * steps / planned.steps)
     same = f"--train.steps {steps} --train.warmup_steps {kept.warmup_steps}".split()
     trains(capsys, *TOY, *same, "--output", whole)
@@ -287,9 +291,12 @@ MISTAKES = {
     "block without a mask": (
         [*TEXT, "--data.block_length", "8"], ["rows of 8 tokens", "at least one mask"]
     ),
-    "no number of minutes": ([*TOY, "--train.minutes", "inf"], ["--train.minutes", "finite"]),
+    "no number of minutes": ([*UNTIMED, "--train.minutes", "inf"], ["--train.minutes", "finite"]),
+    "minutes and steps": (
+        [*TOY, "--train.minutes", "2"], ["--train.minutes sets train.steps", "drop one"]
+    ),
     "minutes of a dry run": (
-        [*TOY, "--train.minutes", "2", "--dry-run"], ["--train.minutes 2", "drop one of the two"]
+        [*UNTIMED, "--train.minutes", "2", "--dry-run"], ["--train.minutes 2", "drop one"]
     ),
     "after dashes": ([*TOY, "--", "--train.steps", "5"], ["after -- are not read", "drop"]),
     "negative rate": ([*TOY, "--train.learning_rate", "-1e-3"], ["'-1e-3'", "greater than 0"]),

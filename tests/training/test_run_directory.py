@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import TOY
 from refusals import told
 
 from exlm_mini.config import RunConfig
+from exlm_mini.pretrain import main
 from exlm_mini.training import run_directory
 from exlm_mini.training.run_directory import as_begun, locked_directory, settle
 
@@ -133,3 +135,13 @@ def test_a_run_goes_on_in_the_precision_of_its_start(tmp_path):
     for other in ({"precision": "fp32"}, {"steps": 1}):
         (name,) = other
         told(lambda other=other: start(tmp_path, with_train(**other)), f"train.{name}: ")
+
+
+def test_a_corpus_may_move(tmp_path):
+    run = [*TOY, "--train.steps"]
+    assert main([*run, "1", "--output", str(tmp_path / "made")]) == 0
+    old, new = tmp_path / "made" / "data", tmp_path / "moved"
+    run += ["2", "--output", str(tmp_path / "run"), "--data.pack"]
+    assert main([*run, str(old)]) == 0
+    old.rename(new)
+    assert main([*run, str(new)]) == 0
