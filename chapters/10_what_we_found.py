@@ -120,9 +120,8 @@ def verdict(differences, sign, smallest):
 # grow out of an MLM: on molecules and text with hidden spans, on molecules with
 # single symbols masked, and after fine-tuning. They were chosen beforehand, and
 # each family is judged together, more strictly (Holm's correction), so that the
-# chance of one false "for" in it is below 5%. *So far* means that some of the
-# planned seeds have not run yet. Rows from sweeps that had no plan are hints,
-# however narrow the interval.
+# chance of one false "for" in it is below 5%. Rows from sweeps that had no plan are
+# hints, however narrow the interval.
 #
 # ## The scorecard
 #
@@ -145,7 +144,7 @@ display(pd.DataFrame(card).T)
 # %% [markdown]
 # *Undecided* is not a refutation. Training is short: every model of the language
 # `town` needs more bits than the best possible one. Seeds are few: two or three in
-# the sweeps, three to ten in the study. And a small language asks for little:
+# most sweeps, three to ten in the study. And a small language asks for little:
 # scores on GLUE, SQuAD and MoleculeNet need the paper's own sizes, which are
 # recipes of {ref}`chap-full-runs`.
 #
@@ -411,7 +410,8 @@ of_spans = {
         "seeds": one.seeds,
         "verdict": one.word_so_far,
     }
-    for one in (*judged["links"], *judged["links-random"])
+    for name in ("links", "links-random", "links-tasks")
+    for one in judged[name]
     if one.claim.is_primary
 }
 display(pd.DataFrame(of_spans).T)
@@ -498,9 +498,9 @@ display(pd.DataFrame(ends).T)
 
 # %% [markdown]
 # With both aids every run on `pairs` and `fours` reaches the best possible score;
-# without them no run leaves the floor of an MLM. In `town` and on English both
-# together are best in every seed. The recipes at the paper's size leave them off,
-# as the paper does. On English ExLM without aids ends far *above* an MLM: at 7.4
+# without them no run leaves the floor of an MLM. Both together are best in nine of
+# ten seeds in `town`, and in both seeds on English. The recipes at the paper's size
+# leave them off, as the paper does. On English ExLM without aids ends far *above* an MLM: at 7.4
 # bits, where an MLM of as many steps has 5.5 and the frequencies of the tokens
 # alone give 7.6. It has hardly begun to use the words around a mask. If the paper's
 # models got beyond this without aids, something about their size helped, and a
@@ -550,6 +550,9 @@ assert all(2.5 < -difference < 3.5 for difference in of_novels.differences)
 (of_random,) = judged["links-random"]
 assert (of_random.word, of_random.seeds) == ("undecided", "5 of 5")
 assert round(of_random.mean, 2) == 0.04
+(of_tasks,) = judged["links-tasks"]
+assert (of_tasks.word, of_tasks.seeds) == ("undecided", "5 of 5")
+assert of_tasks.shown(1) == "-0.2 ± 1.4"
 random = runs("links-random", RESULTS)
 assert abs(random["prize_bits"]["mlm"].mean() - 0.44) < 0.005
 assert abs(random["at_once_bits"]["mlm"].mean() - 3.28) < 0.005
@@ -590,7 +593,7 @@ by_count = (cost["cost_ratio_floor"] - 1) / (cost["cost_ratio"] - 1)
 between = at_once + by_count * (paid - at_once)
 half = student.ppf(0.975, 4) * between.sem()
 assert (round(between.mean(), 2), round(half, 2)) == (0.2, 0.23)
-assert 5 <= len(of_spans) <= 7
+assert len(of_spans) == 8
 
 extra = depth["bits_per_row"] - depth["joint_bits_per_row"]
 ends = [bits for e in (0, 2, 3) for bits in extra[f"slots-after-{e}"]]
@@ -612,9 +615,10 @@ for cell in ("toy-pairs", "toy-fours"):
     for aid, end in (("none", "floor"), ("both", "joint")):
         away = saddle["bits_per_row"] - saddle[f"{end}_bits_per_row"]
         assert away[f"{cell}-{aid}"].abs().max() < 0.1, (cell, aid)
-for cell, gain in (("toy-town", 0.4), ("english", 0.9)):
+for cell, gain, best in (("toy-town", 0.18, (9, 10)), ("english", 0.9, (2, 2))):
     of = {aid: saddle["bits_per_mask"][f"{cell}-{aid}"] for aid in AIDS}
-    assert all((of["both"] < of[aid]).all() for aid in AIDS if aid != "both")
+    is_both = pd.DataFrame(of).idxmin(axis=1) == "both"
+    assert (is_both.sum(), len(is_both)) == best
     assert (of["both"] < of["none"] - gain).all()
 
 escape = runs("escape", RESULTS)
@@ -744,8 +748,11 @@ print(f"the paper's gain of ExLM over MLM: {gain:.1f} points")
 
 # %% [markdown]
 # Differences between two such models scatter even more, so it takes dozens of seeds
-# to decide a gain of 1.8 points ({ref}`Exercise 2 <seeds-needed>`). That is why the
-# study uses finer measures: exact bits, and what can be read from frozen states.
+# to decide a gain of 1.8 points ({ref}`Exercise 2 <seeds-needed>`). The claim of
+# the second plan is undecided, too: fine-tuned on three tasks of MoleculeNet, the
+# grown ExLM is 0.2 ± 1.4 points below the MLM of equal cost (five seeds), where one
+# point would matter. That is why the study uses finer measures: exact bits, and
+# what can be read from frozen states.
 #
 # ## Bits, and what a model can be used for
 #

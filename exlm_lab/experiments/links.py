@@ -147,7 +147,8 @@ _LINKS_TASKS = Experiment(
     ),
     (
         Claim("Fine-tuned, a grown ExLM is better than an MLM of equal cost",
-              "downstream", "exlm − mlm, mean over tasks", None, 1, 1.0, True, _WEIGHTS),
+              "downstream", "exlm − mlm, mean over tasks", None, 1, 1.0, True, _WEIGHTS,
+              id="grown-tuned"),
     ),
     SECOND_PLAN,
 )  # fmt: skip
