@@ -79,7 +79,7 @@ def stamps(name: str) -> list[tuple[str, str]]:
 def sweep_page(name: str) -> str:
     """The tables of a sweep as Markdown; for ``study``, every claim with its evidence."""
     if name == "study":
-        return _in_a_section(verdicts.report(RESULTS))
+        return _in_a_section(verdicts.report(RESULTS, EXPERIMENTS))
     report = tables.report(name, RESULTS).partition("\n")[2]
     return _in_a_section(re.sub(r"(records missing): .*", r"\1.", report))
 
