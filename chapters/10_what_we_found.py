@@ -500,13 +500,13 @@ display(pd.DataFrame(ends).T)
 # With both aids every run on `pairs` and `fours` reaches the best possible score;
 # without them no run leaves the floor of an MLM. Both together are best in nine of
 # ten seeds in `town`, and in both seeds on English. The recipes at the paper's size
-# leave them off, as the paper does. On English ExLM without aids ends far *above* an MLM: at 7.4
-# bits, where an MLM of as many steps has 5.5 and the frequencies of the tokens
-# alone give 7.6. It has hardly begun to use the words around a mask. If the paper's
-# models got beyond this without aids, something about their size helped, and a
-# larger batch is the candidate. The experiment *escape* ({ref}`plan`) asks this on
-# English, with the paper's dropout and the released code's initial weights, scaled
-# to the width:
+# leave them off, as the paper does. On English ExLM without aids ends far *above*
+# an MLM: at 7.4 bits, where an MLM of as many steps has 5.5 and the frequencies of
+# the tokens alone give 7.6. It has hardly begun to use the words around a mask. If
+# the paper's models got beyond this without aids, something about their size
+# helped, and a larger batch is the candidate. The experiment *escape* ({ref}`plan`)
+# asks this on English, with the paper's dropout and the released code's initial
+# weights, scaled to the width:
 
 # %%
 rows = {
