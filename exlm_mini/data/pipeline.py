@@ -116,7 +116,7 @@ def _record(job: Job, source: Source, shards: list[Path]) -> dict[str, Any]:
     line = f"read {num_read:,} documents from {source.name}"
     if num_rejected := sum(table_of(shard)["hash"].null_count for shard in shards):
         some = islice(chain.from_iterable(map(rejected_in, shards)), NUM_SHOWN)
-        line += f"; RDKit cannot read {num_rejected:,}, or they are too large, such as "
+        line += f"; rejects {num_rejected:,} (RDKit cannot read them, or too large), such as "
         line += ", ".join(repr(text[:80]) for text in some)
     limit, share = job.data.max_rejected, num_rejected / num_read
     if share > limit:

@@ -262,7 +262,7 @@ def test_molecules_are_cleaned_and_losses_counted(molecules, tmp_path):
     corpus = prepare(molecules, tmp_path / "c", cleaning=cleaning, report=lines.append)
     (source,) = json.loads((tmp_path / "c" / "corpus.json").read_text())["sources"]
     assert source["documents_read"] == 404 and source["rejected"] == 2
-    assert any("rejects 2, such as 'nonsense" in line for line in lines)
+    assert any("rejects 2 (RDKit" in line and "such as 'nonsense" in line for line in lines)
     train, validation = map(counts_of, corpus[:2])
     assert train["documents"] + validation["documents"] == 402
     assert train["dropped_documents"] > 0 and corpus.train.lengths_R.max() <= 40
