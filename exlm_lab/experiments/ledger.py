@@ -95,9 +95,8 @@ class SweepLedger(NamedTuple):
 
     def _made(self, cell: Cell, seed: int) -> dict[str, Any]:
         runner, (changed, extra) = self.runner, self.equal_cost(cell)
-        made_with = machine(
-            choose_device(runner.device)
-        )  # the commit may be another at the end
+        # Asked for before training, for the checkout may be at another commit afterwards.
+        made_with = machine(choose_device(runner.device))
         if cell.start is not None:
             start = cell.start.config(seed)
             runner.train(start, cell.start.watched, f"{cell.start.name}, for {cell.name}")
