@@ -16,6 +16,9 @@ ifeq ($(TORCH),cpu)
 CPU_WHEELS := --extra-index-url https://download.pytorch.org/whl/cpu
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Container images often set this. Every program would then compile all that it imports anew, which
+# takes longer than importing it.
+unexport PYTHONDONTWRITEBYTECODE
 
 NVCC_PIN := $(shell sed -n s/^nvidia-cuda-nvcc==//p cuda/toolkit.txt)
 CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/exlm_mini

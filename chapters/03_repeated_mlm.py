@@ -388,7 +388,7 @@ print(*(f"{perfect_entropy(s):.2f}" for s in (0.15, 0.387, 0.622, 0.789)))
 
 
 # %% tags=["nbval-ignore-output"]
-def train_repeated(p, k, num_steps=300, num_rows=64):
+def train_repeated(p, k, num_steps=300, num_rows=48):
     """Train the package's MLM on sentences whose tokens are repeated k times."""
     _ = torch.manual_seed(1)
     rng = torch.Generator().manual_seed(1)

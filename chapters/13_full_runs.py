@@ -797,14 +797,14 @@ assert math.isclose(weights.sum(), 1) and weights.std() > 0.01
 # with the sha256 of every file, and renamed when complete. The next start with the
 # same `--output` takes the newest checkpoint that verifies.
 #
-# We train 40 steps on molecules undisturbed. Then we start the same command as a
+# We train 20 steps on molecules undisturbed. Then we start the same command as a
 # process of its own, and as soon as its log has a line we send it SIGTERM, which
 # is what a cluster does before it takes the machine away.
 
 # %%
 SHORT = (
-    "--recipe smiles-tiny --train.steps 40 --train.save_every 10"
-    " --train.log_every 1 --train.validate_every 40 --train.validation_rows 64"
+    "--recipe smiles-tiny --train.steps 20 --train.save_every 5"
+    " --train.log_every 1 --train.validate_every 20 --train.validation_rows 64"
     " --train.device cpu"
 )
 code, _, told = command(f"pretrain {SHORT} --output {work}/whole")
@@ -820,7 +820,7 @@ process.send_signal(signal.SIGTERM)
 _, told = process.communicate()
 assert process.returncode == 130, told  # stopped, and can be resumed
 stopped = latest_checkpoint(work / "stopped" / "checkpoints", print)
-assert 0 < stopped.step < 40
+assert 0 < stopped.step < 20
 assert "the same command" in told
 
 # %% [markdown]
@@ -832,7 +832,7 @@ assert "the same command" in told
 # %%
 code, _, told = command(f"pretrain {SHORT} --output {work}/stopped")
 assert code == 0, told
-LAST = Path("checkpoints") / "step-000040"
+LAST = Path("checkpoints") / "step-000020"
 whole, resumed = (
     load_checkpoint(work / name / LAST) for name in ("whole", "stopped")
 )
@@ -846,7 +846,7 @@ losses = [
     [line["loss"] for line in read_metrics(work / name / "metrics.jsonl")]
     for name in ("whole", "stopped")
 ]
-assert losses[0] == losses[1] and len(losses[0]) == 40
+assert losses[0] == losses[1] and len(losses[0]) == 20
 f"{num_compared:,} numbers are the same"
 
 # %% [markdown]
@@ -863,7 +863,7 @@ changed_file = load_file(file)  # loads it without an error
 assert changed_file.keys() == whole.tensors["model"].keys()
 told = []
 survivor = latest_checkpoint(work / "stopped" / "checkpoints", told.append)
-assert survivor.step == 30
+assert survivor.step == 15
 show("\n".join(told).replace(str(work), "runs"))
 
 # %% [markdown]
@@ -880,14 +880,14 @@ show("\n".join(told).replace(str(work), "runs"))
 # draws it, and how the machine was used, even while the run goes on; with several
 # runs it compares them. The paper's Figure 9 shows three curves for each Repeated
 # MLM: training loss, share of the masked tokens that were guessed right, and
-# perplexity, the exponential of the loss. We train two of its kind for 80 steps, on
+# perplexity, the exponential of the loss. We train two of its kind for 60 steps, on
 # molecules: 38.7% of the tokens masked, each written once or four times.
 
 # %%
 REPEATED = (
     "--recipe smiles-tiny --objective repeated-mlm --masking.mask_ratio 0.387"
-    " --train.steps 80 --train.warmup_steps 10 --train.log_every 1"
-    " --train.validate_every 80 --train.validation_rows 64"
+    " --train.steps 60 --train.warmup_steps 10 --train.log_every 1"
+    " --train.validate_every 60 --train.validation_rows 64"
 )
 for k in (1, 4):
     where = f"--masking.num_copies {k} --output {work}/k{k}"
@@ -897,7 +897,7 @@ for k in (1, 4):
 # %% [markdown]
 # Appendix G says: at a fixed mask ratio, more copies mean faster convergence,
 # lower loss and perplexity, and higher accuracy, because less of the context is
-# lost ({ref}`chap-repeated`). Within 80 steps the two diverge in this direction
+# lost ({ref}`chap-repeated`). Within 60 steps the two diverge in this direction
 # ({numref}`fig-figure-9`).
 
 # %% mystnb={"figure": {"caption": "Figure 9 in small: two Repeated MLMs on molecules, live. From above: training loss, mask accuracy, perplexity.", "name": "fig-figure-9"}, "image": {"alt": "With four copies the loss and the perplexity fall faster and the accuracy rises faster than with one."}} tags=["remove-input"]
@@ -974,7 +974,7 @@ code, _, told = command(f"pretrain {SHORT} --seed 2 --output {work}/stopped")
 assert code == 2
 assert "seed" in told
 
-last = trained[trained.step > 60]
+last = trained[trained.step > 45]
 late = last.groupby(["panel", "run"]).value.mean().unstack()
 once, four_times = late.loc["training loss"]
 assert four_times < once - 0.1, late

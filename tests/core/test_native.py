@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from functools import partial
 
 import pytest
 import torch
@@ -27,11 +28,11 @@ def _has_compiler() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "graph",
-    [flat_graph([2048], [2048]), flat_graph([256], [4096]), random_graph(6, [300], [4096])],
+    ("make", "M", "L"),
+    [(flat_graph, 2048, 2048), (flat_graph, 256, 4096), (partial(random_graph, 6), 300, 4096)],
 )
-def test_thousands_of_states(graph):
-    assert_right(graph.to(FLOAT32), "native", "scaled")
+def test_thousands_of_states(make, M, L):
+    assert_right(make([M], [L]).to(FLOAT32), "native", "scaled")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -122,6 +122,6 @@ class Run(RuleBasedStateMachine):
 
 TestRun = Run.TestCase
 TestRun.settings = settings(
-    max_examples=15, stateful_step_count=8, deadline=None,
+    max_examples=8, stateful_step_count=8, deadline=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip

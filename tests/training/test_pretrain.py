@@ -134,7 +134,7 @@ def test_the_same_command_again_does_nothing(tmp_path, monkeypatch, capsys):
 
 def test_minutes_become_steps_that_a_run_keeps(tmp_path, monkeypatch, capsys):
     """A run takes about that long, and when stopped and resumed equals a whole one bit for bit."""
-    timed = [*UNTIMED, "--train.minutes", "0.05", "--output", str(tmp_path)]
+    timed = [*UNTIMED, "--train.minutes", "0.02", "--output", str(tmp_path)]
     stop_after(monkeypatch, 1)
     timing, threads = pretrain._steps_in, []
 
@@ -151,7 +151,7 @@ def test_minutes_become_steps_that_a_run_keeps(tmp_path, monkeypatch, capsys):
     _, _, err = ended(capsys, main, *timed)
     assert f"keeps the {steps} steps" in err and "--train.steps in place" in err
     seconds = read_metrics(tmp_path / "metrics.jsonl")[-1]["seconds"]
-    assert 1 < seconds < 9  # 3 were asked for, but the machine may be busy
+    assert 0.4 < seconds < 6  # 1.2 were asked for, but the machine may be busy
     whole = tmp_path / "whole"
     planned, kept = parse(UNTIMED)[0].train, stored_config(tmp_path / "config.yaml").train
     assert kept.warmup_steps == round(planned.warmup_steps * steps / planned.steps)
