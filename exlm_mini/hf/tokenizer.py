@@ -58,9 +58,7 @@ class ExLMTokenizer(NoCopiedCode, PreTrainedTokenizerFast):
             write_remote_code(Path(save_directory))
         return super()._save_pretrained(save_directory, *args, **options)
 
-    def _encode_plus(  # type: ignore[override]  # transformers gives the rest by name
-        self, text: Any, text_pair: Any = None, **options: Any
-    ) -> Any:
+    def _encode_plus(self, text: Any, text_pair: Any = None, **options: Any) -> Any:
         if (how := self.init_kwargs.get("cleaning")) and not options.get("is_split_into_words"):
             text, text_pair = (_cleaned(own, Cleaning(**how)) for own in (text, text_pair))
         return super()._encode_plus(text, text_pair, **options)
