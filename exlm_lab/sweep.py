@@ -90,6 +90,19 @@ def select(names: list[str], patterns: list[str] | None = None) -> dict[str, lis
     return {name: cells for name, cells in selected.items() if cells}
 
 
+def recorded(runs: list[Run], output: Path) -> list[Run]:
+    """The runs that have a record; ``UserError`` if one was made with other settings."""
+    from exlm_lab.experiments.ledger import SweepLedger
+    from exlm_lab.experiments.running import Runner
+
+    runner = Runner(WORK)
+    return [
+        run
+        for run in runs
+        if SweepLedger(output, run.sweep, runner).record(run.cell, run.seed) is not None
+    ]
+
+
 # ---- running ----
 
 
@@ -180,13 +193,9 @@ def run(options: argparse.Namespace) -> int:
 
 def listing(options: argparse.Namespace) -> int:
     """Print how much of each sweep is recorded, and a line for each cell with what it changes."""
-    from exlm_lab.experiments.ledger import SweepLedger
-    from exlm_lab.experiments.running import Runner
-
     for name, cells in select(options.names, options.only).items():
-        ledger = SweepLedger(options.output, name, Runner(WORK))
         runs = queue({name: cells}, options.seeds)
-        made = [run for run in runs if ledger.record(run.cell, run.seed)]
+        made = recorded(runs, options.output)
         about = catalogue.EXPERIMENTS[name].about
         print(f"{name}: {len(made)} of {len(runs)} runs recorded; {about}")
         for cell in cells:
@@ -210,13 +219,14 @@ def report(options: argparse.Namespace) -> int:
             "--report covers whole sweeps and runs nothing; leave out --only, --seeds, --work, "
             "--data and --device"
         )
-    names = list(select(options.names))
+    names = select(options.names)
+    recorded(queue(names, []), options.output)
     study = {one.name for one in catalogue.planned()}
     for name in names:
         if name not in study:
             print(tables.report(name, options.output))
     if study & set(names):
-        print(verdicts.report(options.output, names))
+        print(verdicts.report(options.output, list(names)))
     return 0
 
 

@@ -133,10 +133,16 @@ def test_an_experiment_of_a_user_is_listed_and_reported(tmp_path, monkeypatch, c
     monkeypatch.setitem(EXPERIMENTS, "mine", None)  # so that it is removed afterwards
     exec(compile(code, "mine.py", "exec"), {"__name__": "mine"})
     assert sweep.main(["mine", "--list", f"--output={tmp_path}"]) == 0
-    write(tmp_path, made_record("mine", "mlm", metrics={"bits_per_row": 2.5}))
+    config = plain(EXPERIMENTS["mine"].cell("mlm").config(1))
+    made = made_record("mine", "mlm", config=config, version=1, metrics={"bits_per_row": 2.5})
+    write(tmp_path, made)
     assert sweep.main(["mine", "--report", f"--output={tmp_path}"]) == 0
     out = capsys.readouterr().out
     assert "two-states" in out and "| 2.50" in out
+    # Records made with other settings are not pooled with these.
+    write(tmp_path, made | {"seed": 2, "config": config | {"seed": 2, "objective": "exlm"}})
+    report = "mine", "--report", f"--output={tmp_path}"
+    fails(capsys, sweep.main, *report, parts=["the record of mlm seed 2", "another config"])
 
 
 @pytest.mark.slow
