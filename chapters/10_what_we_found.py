@@ -44,7 +44,7 @@ if package is None:
     os.chdir("exlm-book/chapters")
     # This kernel started before the install.
     sys.path.insert(0, os.path.abspath(".."))
-elif not os.path.isdir("../book"):
+elif not os.path.exists("drawings.py"):
     # A copy of this notebook reads the records of the book its package is from.
     chapters = os.path.abspath(package.origin + "/../../chapters")
     if not os.path.isdir(chapters):

@@ -47,7 +47,7 @@ if package is None:
     os.chdir("exlm-book/chapters")
     # This kernel started before the install.
     sys.path.insert(0, os.path.abspath(".."))
-elif not os.path.isdir("../book"):
+elif not os.path.exists("drawings.py"):
     # A copy of this notebook reads the records of the book its package is from.
     chapters = os.path.abspath(package.origin + "/../../chapters")
     if not os.path.isdir(chapters):
@@ -112,10 +112,10 @@ from exlm_mini.training.processes import plan_batch
 #     --output runs/text
 # ```
 #
-# The first takes a minute on a laptop, the second is for one GPU, the third for a
-# machine with eight. A *recipe* is a YAML file that says what is trained: model,
-# masks, data, steps and the number of rows in a batch. A *launcher*, here
-# PyTorch's `torchrun`, says how many processes do it. The model knows of neither.
+# The first takes two minutes on a laptop, the second is for one GPU, the third for
+# a machine with eight. A *recipe* is a YAML file that says what is trained: model,
+# masks, data, steps and the number of rows in a batch. A *launcher*, here PyTorch's
+# `torchrun`, says how many processes do it. The model knows of neither.
 #
 # The commands of this chapter run in the notebook's process, except the one that we
 # stop:

@@ -234,6 +234,8 @@ def run(request: Request) -> bool:
         if any(table.samefile(other) for other in tables[:number]):
             raise UserError(f"{table} is given twice; use a different file for each part")
     model_directory(options.checkpoint)
+    if tables:  # if the figure lacks its library, say so before the training
+        import exlm_lab.downstream.figure  # noqa: F401
     from exlm_lab.downstream.runs import plan
     from exlm_mini.reading.trained import load
     from exlm_mini.training.processes import choose_device

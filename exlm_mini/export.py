@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
 from exlm_mini.data.files import reading
-from exlm_mini.reading.runs import model_directory
+from exlm_mini.reading.runs import SHIPPED, model_directory
 from exlm_mini.training.beside_weights import AUTO_MAPS, write_remote_code
 from exlm_mini.training.console import exit_code, say
 
@@ -52,13 +52,19 @@ def card(trained: Trained) -> str:
     """The model card: settings, data and the last validation."""
     run, notes, data = trained.config, trained.notes, trained.config.data
     source = data.pack or ", ".join(data.source) or "embedded"
+    is_shipped = trained.run in SHIPPED.values()
+    # What a shipped model was trained on is in its own card, which has the same title.
+    own = (trained.run / "README.md").read_text(encoding="utf-8") if is_shipped else ""
+    _, _, own = own.partition("\n")
     evaluation = notes.get("evaluation")
     facts: dict[str, Any] = {
         "model": trained.model_in_words,
         "layers × width": f"{run.model.shape.num_layers} × {run.model.shape.width}",
         "parameters": f"{sum(weight.numel() for weight in trained.model.parameters()):,}",
         "step": f"{trained.step:,} of {run.train.steps:,}",
-        "data": f"{data.kind}, {data.grammar if data.kind == 'toy' else source}",
+        "data": None
+        if is_shipped
+        else f"{data.kind}, {data.grammar if data.kind == 'toy' else source}",
         "longest row in training": f"{data.block_length} tokens",
         "mask ratio": run.masking.mask_ratio,
         "seed": run.seed,
@@ -83,7 +89,7 @@ Tokens in Masked Language Models* (ICML 2025).
 | | |
 |---|---|
 {lines}
-"""
+{own}"""
 
 
 def main(argv: list[str] | None = None) -> int:

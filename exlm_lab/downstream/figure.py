@@ -9,9 +9,11 @@ import io
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 from exlm_lab.downstream.task import Examples, Task
+from exlm_mini.plot.style import save_figure, use_book_style
 
 NUM_WORST, PIXELS = 6, (300, 200)
 MOST_TARGETS = 6
@@ -27,10 +29,6 @@ def draw(task: Task, examples: Examples, scores_RC: np.ndarray, path: Path) -> N
         scores_RC: what ``Predictor.scores`` returns for them.
         path: the .svg file to write.
     """
-    import matplotlib.pyplot as plt
-
-    from exlm_mini.plot.style import save_figure, use_book_style
-
     use_book_style()
     labels_RC = examples.labels
     if task.kind == "classes":

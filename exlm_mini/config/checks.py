@@ -45,7 +45,7 @@ def on_one_line(text: str) -> str:
 EXTRAS = {
     "datasets": "text", "pyarrow": "text", "tokenizers": "text", "rdkit": "chem",
     "lmdb": "unimol",
-    "yaml": "train", "matplotlib": "plot", "seaborn": "plot", "pandas": "tasks",
+    "yaml": "train", "matplotlib": "plot", "seaborn": "plot", "pandas": "text",
     "scipy": "tasks", "sklearn": "tasks", "transformers": "hf", "tensorboard": "watch",
 }  # fmt: skip
 """Modules that are imported on demand, each with the extra of this package that installs it."""

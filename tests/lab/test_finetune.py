@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -41,6 +42,18 @@ def molecules(tmp_path_factory):
 def words(*argv):
     """The arguments as strings, as a command line passes them."""
     return [str(word) for word in argv]
+
+
+def test_a_library_of_the_figure_is_missed_before_the_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "exlm_lab.downstream.figure", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    table, output = tmp_path / "mine.csv", tmp_path / "out"
+    table.write_text("SMILES,y\n" + "".join(f"{'C' * n},{n}\n" for n in range(1, 30)))
+    asked = words(table, "--column", "SMILES", "--target", "y", "--from", "molecules", *ONE)
+    fails(
+        capsys, main, *asked, "--output", str(output), parts=["matplotlib", "exlm-mini[plot]"]
+    )
+    assert not output.exists()
 
 
 def done(argv, output):

@@ -14,6 +14,7 @@ import exlm_mini
 import exlm_mini.hf
 from exlm_mini import fill
 from exlm_mini.data.corpus import prepare_corpus
+from exlm_mini.export import card as export_card
 from exlm_mini.reading.prize import measure_prize
 from exlm_mini.reading.runs import SHIPPED, shipped_for
 from exlm_mini.training.parts import make_masker
@@ -43,6 +44,8 @@ def test_it_is_small_and_its_card_names_licence_and_measurement(name):
     trained = exlm_mini.load(name)
     assert f"{sum(p.numel() for p in trained.model.parameters()):,} parameters" in card
     assert re.search(r"\((MIT|CC0)\)", card)
+    exported = export_card(trained)  # says what the model was trained on, as its own card does
+    assert card.partition("\n")[2] in exported and "embedded" not in exported
 
 
 def test_transformers_opens_it_in_float32(name):
