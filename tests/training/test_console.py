@@ -89,8 +89,8 @@ def test_a_line_now_and_then_says_how_far_and_how_long_still(is_terminal, monkey
 
 def test_the_extras_bring_what_they_are_named_for():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    brings = {"pyarrow": "datasets", "yaml": "PyYAML"}
-    brings |= {"sklearn": "scikit-learn"}
+    brings = {"pandas": "datasets", "pyarrow": "datasets"}
+    brings |= {"yaml": "PyYAML", "sklearn": "scikit-learn"}
     for name, extra in EXTRAS.items():
         wanted = project["optional-dependencies"][extra]
         assert brings.get(name, name) in {re.match(r"[\w-]+", r)[0] for r in wanted}
