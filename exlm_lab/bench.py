@@ -1,6 +1,6 @@
 """Time and memory of the alignment backends, and of a training step. ::
 
-    python -m exlm_lab.bench dag             every backend at four shapes
+    python -m exlm_lab.bench dag             every backend at four shapes, for some minutes
     python -m exlm_lab.bench dag --shape 8,77,308 --extra-backend mine.py
     python -m exlm_lab.bench step            MLM, ExLM and late expansion, part by part
     python -m exlm_lab.bench step --recipe smiles-tiny

@@ -236,6 +236,7 @@ def run(request: Request) -> bool:
     model_directory(options.checkpoint)
     if tables:  # if the figure lacks its library, say so before the training
         import exlm_lab.downstream.figure  # noqa: F401
+    from exlm_lab.downstream.results import data_notes
     from exlm_lab.downstream.runs import plan
     from exlm_mini.reading.trained import load
     from exlm_mini.training.processes import choose_device
@@ -250,7 +251,8 @@ def run(request: Request) -> bool:
     if options.dry_run:
         for task, configs in settings.items():
             problem = request.problem(task, pretrained)
-            print("\n".join(plan(problem, configs, seeds, pretrained, device)))
+            work = plan(problem, configs, seeds, pretrained, device)
+            print(f"{task}: {'; '.join([work, *data_notes(problem.notes)])}")
         return True
     _check_output(output)
     with locked_directory(output, say), stop_by_signal() as should_stop:

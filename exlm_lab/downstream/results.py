@@ -213,9 +213,9 @@ def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
     return [lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]]
 
 
-def notes(record: dict[str, Any]) -> list[str]:
-    """Notes on a task for the reader of the table."""
-    known, rows = record["notes"], record["notes"]["rows"]
+def data_notes(known: dict[str, Any]) -> list[str]:
+    """Notes on the rows of a task, from ``Problem.notes``."""
+    rows = known["rows"]
     lines = ["rows " + ", ".join(f"{part} {n['examples']:,}" for part, n in rows.items())]
     if sha1s := known.get("split_sha1"):
         hashes = (f"{part} {sha1[:8]}" for part, sha1 in sha1s.items())
@@ -224,19 +224,33 @@ def notes(record: dict[str, Any]) -> list[str]:
         lines.append(f"validation rows drawn {known['validation']}")
     counts = {
         "rows cut to fit the model": sum(n["truncated"] for n in rows.values()),
-        "rows left out": len(known.get("rejected", ())),
         "cells left out": len(known.get("cells_left_out", ())),
         "scored rows whose text is also in training": sum(
             known.get("also_in_train", {}).values()
         ),
         "molecules that lost stereo marks": known.get("stereo_removed"),
-        "labels in the mean": int(record["scores"][record["part"]].get("num_tasks", [0])[0]),
-        "seeds that diverged and were left out": len(record["diverged_seeds"]),
     }
     lines += [f"{what}: {count:,}" for what, count in counts.items() if count]
+    if rejected := known.get("rejected"):
+        first = rejected[0]
+        lines.append(
+            f"rows left out: {len(rejected):,}, first row {first['row']} ({first['why']})"
+        )
     if any(n["unknown_share"] for n in rows.values()):
         shares = [f"{part} {n['unknown_share']:.2%}" for part, n in rows.items()]
         lines.append(f"tokens that are [UNK]: {', '.join(shares)}")
+    return lines
+
+
+def notes(record: dict[str, Any]) -> list[str]:
+    """Notes on a task for the reader of the table."""
+    lines = data_notes(record["notes"])
+    if "num_tasks" in record["scores"][record["part"]]:
+        lines.append(
+            f"labels in the mean: {record['scores'][record['part']]['num_tasks'][0]:.0f}"
+        )
+    if diverged := record["diverged_seeds"]:
+        lines.append(f"seeds that diverged and were left out: {len(diverged)}")
     if record["baselines"]:
         lines.append(f"scores are on the {record['part']} rows, {_over(record)}")
     if record["changed"]:

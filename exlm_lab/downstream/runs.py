@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 import shutil
 from collections.abc import Callable
@@ -143,8 +142,8 @@ def plan(
     seeds: tuple[int, ...],
     pretrained: Trained,
     device: torch.device,
-) -> list[str]:
-    """Describe the runs that ``tune`` would make, the time they need, and the notes on the rows."""
+) -> str:
+    """Describe the runs that ``tune`` would make, and the time they need."""
     from exlm_lab.downstream.finetuning import seconds_per_step
 
     rows, num_runs = problem.train.rows, len(settings) + len(seeds) - 1
@@ -154,12 +153,10 @@ def plan(
     seconds = seconds_per_step(pretrained, problem, settings[0], device)
     seconds *= (1 + judged) * (sum(steps) + (len(seeds) - 1) * max(steps))
     of_each = " to ".join(f"{n:,}" for n in sorted({min(steps), max(steps)}))
-    work = (
+    return (
         f"{len(settings)} setting(s), {len(seeds)} seed(s), {num_runs} run(s) "
         f"of {of_each} steps, about {in_words(seconds)} on {device}"
     )
-    notes = (f"{name} {json.dumps(note)}" for name, note in problem.notes.items())
-    return [f"{problem.task.name}: {line}" for line in (work, *notes)]
 
 
 def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...]) -> Result:

@@ -9,6 +9,7 @@ from exlm_mini.config import RunConfig
 from exlm_mini.data.corpus import Corpus
 from exlm_mini.data.tokenizer import MASK
 from exlm_mini.data.toy_grammars import grammar, slots_of
+from exlm_mini.data.units import Units
 from exlm_mini.reading.filling import measure_fillings
 from exlm_mini.reading.prize import measure_prize
 from exlm_mini.training.parts import make_masker
@@ -39,7 +40,7 @@ def summarise(config: RunConfig, corpus: Corpus, output: Path, trainer: Trainer)
         print(f"{objective} reached {reached.bits_per_row:.3f} bits")
     print(f"run directory: {output}")
     _print_prize(config, corpus, trainer)
-    return _masked_example(config, corpus)
+    return masked_example(config, corpus)
 
 
 def _print_prize(config: RunConfig, corpus: Corpus, trainer: Trainer) -> None:
@@ -63,18 +64,28 @@ def _print_prize(config: RunConfig, corpus: Corpus, trainer: Trainer) -> None:
             print(f"{config.objective}, held-out rows filled {way}: {filled.describe()}")
 
 
-def _masked_example(config: RunConfig, corpus: Corpus) -> str:
-    """A held-out text, or its beginning, with its slots hidden, or else one token."""
+def masked_example(config: RunConfig, corpus: Corpus) -> str:
+    """A held-out text, or its beginning, with its slots hidden, or else a word, span or symbol."""
     tokenizer = corpus.validation.tokenizer()
     row = corpus.validation.gather([0])[0].tolist()
-    if slots := slots_of(config):
-        words = [
-            MASK if i in slots else tokenizer.token(row[i]) for i in range(1, len(row) - 1)
-        ]
-        return " ".join(words)
     inner = [i for i in row if i not in tokenizer.special_ids]
     inner = inner[:16] if corpus.kind == "text" else inner
-    before, after = inner[: len(inner) // 2], inner[len(inner) // 2 + 1 :]
-    hidden = {"smiles": MASK, "text": f" {MASK}", "toy": f" {MASK} "}[corpus.kind]
-    text = f"{tokenizer.decode(before)}{hidden}{tokenizer.decode(after)}"
-    return " ".join(text.replace("\ufffd", "").split())  # \ufffd: part of a character
+    middle = len(inner) // 2
+    if slots := slots_of(config):
+        hidden = [slot - 1 for slot in slots]  # [BOS] is not among the inner tokens
+    elif corpus.kind == "text":  # the text may begin and end within a word
+        words = [
+            unit
+            for unit in Units.of(tokenizer)(inner, len(inner))
+            if unit[0] > 0 and unit[-1] < len(inner) - 1
+            if tokenizer.decode([inner[n] for n in unit]).strip().isalpha()
+        ]
+        hidden = min(
+            words, key=lambda word: (len(word), abs(word[0] - middle)), default=[middle]
+        )
+    else:
+        width = config.masking.span_length if config.masking.strategy == "spans" else 1
+        hidden = [*range(middle, middle + width)][: len(inner) - middle]
+    ids = [tokenizer.special_ids.mask if n in hidden else i for n, i in enumerate(inner)]
+    text = tokenizer.decode(ids).replace("\ufffd", "")  # a part of a character
+    return " ".join(text.replace(MASK, f" {MASK}").split()) if corpus.kind == "text" else text
