@@ -98,10 +98,12 @@ class ExLMPreTrainedModel(NoCopiedCode, PreTrainedModel):
         """token_ids_BN: ``input_ids`` with the id of [PAD] wherever ``attention_mask`` is 0.
 
         Raises:
-            ValueError: if padding or a [PAD] precedes a token, or ``input_ids`` is not (B, N).
+            ValueError: if padding or a [PAD] precedes a token, or ``input_ids`` is not (B, N) or
+                is empty.
         """
-        if input_ids.dim() != 2:
-            raise ValueError(f"input_ids must be (B, N), got {tuple(input_ids.shape)}")
+        if input_ids.dim() != 2 or input_ids.numel() == 0:
+            shape = tuple(input_ids.shape)
+            raise ValueError(f"input_ids must be (B, N) and not empty, got {shape}")
         pad = self.exlm.special_ids.pad
         if attention_mask is not None:
             input_ids = input_ids.masked_fill(attention_mask == 0, pad)
@@ -165,10 +167,16 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
                 summed over all paths; 0 at other tokens; None in training, which does not need it.
 
         Raises:
-            ValueError: if labels and masks are at different positions, as from a collator that
-                leaves some chosen tokens unmasked (use ``collator``); or, for ExLM without labels,
-                if a row has one [MASK], but neither [BOS] nor [EOS], between which its path runs.
+            ValueError: in training without labels; if labels and masks are at different positions,
+                as from a collator that leaves some chosen tokens unmasked (use ``collator``); or,
+                for ExLM without labels, if a row has one [MASK], but neither [BOS] nor [EOS],
+                between which its path runs.
         """
+        if self.training and labels is None:
+            raise ValueError(
+                "there is nothing to train on without labels; label_smoothing_factor, with which "
+                "Trainer keeps them to itself, is not supported"
+            )
         is_masked_BN = input_ids == self.exlm.special_ids.mask
         if attention_mask is not None:
             is_masked_BN = is_masked_BN & (attention_mask != 0)

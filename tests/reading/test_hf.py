@@ -324,3 +324,14 @@ def test_gradients_do_not_grow_with_accumulation(runs, tmp_path):
         trainer.train()
         norms.append(trainer.state.log_history[0]["grad_norm"])
     assert norms[1] < 2 * norms[0]
+
+
+def test_labels_that_trainer_keeps_to_itself_are_missed(runs, tmp_path):
+    tokenizer, model = opened(step(runs, "smiles"))
+    trainer = transformers.Trainer(
+        model,
+        arguments(tmp_path, max_steps=1, label_smoothing_factor=0.1),
+        train_dataset=molecules(tokenizer, 8), data_collator=hf.collator(tokenizer, seed=1),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"label_smoothing_factor, .* is not supported"):
+        trainer.train()

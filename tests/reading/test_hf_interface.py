@@ -265,8 +265,11 @@ def test_padding_before_a_token_is_refused(head):
     for inputs in ((inside,), (inside, torch.ones_like(IDS)), (left,), (IDS, mask)):
         with pytest.raises(ValueError, match=r"row 1 has padding .* pad rows on the right"):
             model(*inputs)
-    with pytest.raises(ValueError, match=r"input_ids must be \(B, N\), got \(7,\)"):
-        model(IDS[0])
+    for shapeless in (IDS[0], IDS[:0]):
+        with pytest.raises(
+            ValueError, match=r"input_ids must be \(B, N\) and not empty, got \("
+        ):
+            model(shapeless)
 
 
 # ---- settings ----
