@@ -117,7 +117,7 @@ def _steps_in(
     for stage, end in config.stages:
         train = replace(stage.train, learning_rate=1e-30, grow_at=0.0)  # weights do not change
         stage = replace(stage, train=train)
-        trainer = Trainer(stage, corpus.train, corpus.validation, output, engine.tell, engine)
+        trainer = Trainer(stage, corpus.train, corpus.validation, output, engine)
         for num in count(-1):
             trainer.stepper.step(start + int((end - start) * (num * 0.618 % 1)))
             if num < 1:
@@ -151,7 +151,7 @@ def _train(
     from exlm_mini.training.trainer import Trainer
 
     with engine.together():
-        trainer = Trainer(config, corpus.train, corpus.validation, output, engine.tell, engine)
+        trainer = Trainer(config, corpus.train, corpus.validation, output, engine)
         source = config.train.start_from
         if source is not None and trainer.step == 0:
             trainer.begin_from(open_checkpoint(Path(source), engine.tell))

@@ -143,7 +143,7 @@ class Runner:
 
     def _trainer(self, config: RunConfig, corpus: Corpus, folder: Path) -> Trainer:
         """The trainer of a run, which may continue from another run in the work directory."""
-        trainer = Trainer(config, corpus.train, corpus.validation, folder, self.report)
+        trainer = Trainer(config, corpus.train, corpus.validation, folder)
         if config.train.start_from is not None and trainer.step == 0:
             before = open_checkpoint(self.work / config.train.start_from, self.report)
             trainer.begin_from(before)

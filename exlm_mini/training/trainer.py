@@ -46,8 +46,8 @@ class Trainer:
     Args:
         train_pack, validation_pack: rows for training and for validation.
         output: run directory, locked by the caller; gets ``checkpoints/`` and ``metrics.jsonl``.
-        report: takes a line about something unusual, such as a damaged checkpoint.
-        engine: engine of this process; None: it is the only process, on ``train.device``.
+        engine: engine of this process, which also tells the user about anything unusual, such as a
+            damaged checkpoint; None: it is the only process, on ``train.device``.
     """
 
     def __init__(
@@ -56,7 +56,6 @@ class Trainer:
         train_pack: Pack,
         validation_pack: Pack,
         output: Path,
-        report: Callable[[str], None] = print,
         engine: Engine | None = None,
     ) -> None:
         self.engine = engine = engine or Engine(choose_device(config.train.device))
@@ -71,8 +70,7 @@ class Trainer:
                 f"processes read different data in {train_pack.path.parent}; give each machine a "
                 "copy of the same prepared corpus"
             )
-        self.train_pack, self.validation_pack = train_pack, validation_pack
-        self.output, self.report = output, report
+        self.train_pack, self.validation_pack, self.output = train_pack, validation_pack, output
         self._checkpoints = output / "checkpoints"
         self.evaluation: Evaluation | None = None
         """Result of the last validation."""
@@ -286,8 +284,7 @@ class Trainer:
         """The newest intact checkpoint, if there is one; the same in all processes."""
         engine = self.engine
         with engine.together():
-            report = self.report if engine.is_main else lambda line: None
-            checkpoint = latest_checkpoint(self._checkpoints, report)
+            checkpoint = latest_checkpoint(self._checkpoints, engine.tell)
         step = 0 if checkpoint is None else checkpoint.step
         if engine.any(step != engine.same(step)):
             raise UserError(
@@ -332,7 +329,7 @@ class Trainer:
         """Start with the weights of another run, an MLM or one of the same objective (see
         ``train.start_from``). Its moments are taken over too, unless an MLM grows into an ExLM."""
         hashes = self.train_pack.tokenizer_sha256, self.validation_pack.sha256
-        check_start(checkpoint, self.config, *hashes, self.report)
+        check_start(checkpoint, self.config, *hashes, self.engine.tell)
         self._take_over(checkpoint)
         # What was skipped, or grew, in the other run does not count.
         self.stepper.restore({"skipped_steps": 0, "skipped_in_row": 0, "grown_at": 0})

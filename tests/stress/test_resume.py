@@ -36,7 +36,7 @@ MEASURED = ("tokens_per_second", "seconds", "model_flops_per_second", "peak_memo
 
 def train(config, packs, output, **asked):
     """Do what ``pretrain`` does in one start; return whether the run came to its end."""
-    return Trainer(config, *packs, output, lambda line: None).run(**asked)
+    return Trainer(config, *packs, output).run(**asked)
 
 
 @pytest.fixture(scope="module", autouse=True)
