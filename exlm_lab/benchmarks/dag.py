@@ -57,7 +57,6 @@ def made_graph(
         is_sharp: if false, all edges of a state are about equally likely and every emission is
             about e^-9, as in an untrained model with 8192 tokens. If true, one random path stands
             out by ``NATS`` per step, in its emissions and, before the softmax, in its edges.
-        device, dtype, seed: device and dtype of the result, and seed of its random numbers.
 
     Returns:
         The graph. Each row of E but the last sums to one, and an edge needs v < u.
@@ -163,11 +162,7 @@ def dag(
 ) -> Iterator[Record]:
     """Time the forward and backward pass in float32 of each function that can handle the shape.
 
-    Args:
-        shape: size of the graph.
-        functions: what to time, as returned by ``backends``; ``REFERENCE`` comes first.
-        device, is_sharp: properties of the graph, see ``made_graph``.
-        note: receives a line about each function that was left out.
+    ``REFERENCE`` comes first. ``note`` receives a line about each function that was left out.
     """
     B, M, L = shape
     needed = 3 * B * L * (L + M) * 4  # scores, gradients, one step

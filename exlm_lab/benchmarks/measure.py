@@ -42,10 +42,8 @@ def time_side_by_side(
 
     Every call is first run once untimed, which allocates, compiles and fills caches.
 
-    Args:
-        calls: what to time, by name.
-        device: the device that the calls work on; a GPU is synchronised around each of them.
-        enough_seconds: time limit for all calls together, see ``ENOUGH_SECONDS``.
+    A GPU is synchronised around each call. ``enough_seconds`` is the limit for all calls together,
+    see ``ENOUGH_SECONDS``.
 
     Returns:
         The medians of each call, all over the same number of runs: ``LEAST_RUNS`` to ``MOST_RUNS``.

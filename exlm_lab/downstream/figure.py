@@ -21,14 +21,8 @@ MOST_TARGETS = 6
 
 
 def draw(task: Task, examples: Examples, scores_RC: np.ndarray, path: Path) -> None:
-    """Draw the figure for one part of a task.
-
-    Args:
-        task: a task of any kind but ``span``.
-        examples: the examples of the part.
-        scores_RC: what ``Predictor.scores`` returns for them.
-        path: the .svg file to write.
-    """
+    """Draw one part of a task of any kind but ``span`` as an .svg file; ``scores_RC`` is what
+    ``Predictor.scores`` returns for its examples."""
     use_book_style()
     labels_RC = examples.labels
     if task.kind == "classes":

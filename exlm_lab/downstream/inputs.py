@@ -29,12 +29,8 @@ def encode_examples(
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Encode the examples of one split as rows of token ids.
 
-    A row that is too long is cut at its end, a pair at the end of its longer text.
-
-    Args:
-        texts: one text or one pair per example; at least one example.
-        tokenizer: the checkpoint's tokenizer.
-        config: settings of the model's run; its positions must hold a token of each text.
+    A row that is too long is cut at its end, a pair at the end of its longer text. There is at
+    least one example, and the model's positions must hold a token of each text.
 
     Returns:
         rows: R arrays of int32 ids, boundaries included, not padded.

@@ -61,16 +61,8 @@ def digest_of(checkpoint: Path) -> str:
 def save_model(
     directory: Path, model: Any, pretrained: Trained, problem: Problem, run: str, reached: float
 ) -> None:
-    """Save a fine-tuned model for transformers and ``predict``, unless a better one is there.
-
-    Args:
-        directory: where to save it; created if missing.
-        model: the model that ``fine_tune`` returned.
-        pretrained: the model that the run started from, which has the tokenizer.
-        problem: the task.
-        run: the run's name: task, setting and seed.
-        reached: the task's metric on the validation rows.
-    """
+    """Save a model of ``fine_tune`` for transformers and ``predict``, unless one of another run is
+    there that reached as much on the validation rows. ``run`` names task, setting and seed."""
     there = fine_tuning(directory)
     if there and there["validation"] >= reached and there["run"] != run:
         return

@@ -47,7 +47,6 @@ def windows(
 
     Args:
         questions: at least one.
-        tokenizer: the checkpoint's tokenizer.
         max_length: most tokens in a window, before the model expands any.
         overlap: tokens that a piece shares with the next.
         max_question: most tokens to keep of a question.

@@ -157,17 +157,8 @@ def make_trainer(
     device: torch.device,
     watcher: Watcher,
 ) -> Trainer:
-    """A ``Trainer`` for a task that evaluates the model on the validation rows after each epoch.
-
-    Args:
-        model: the model, with a head for the task.
-        pad: id of [PAD].
-        problem: the task.
-        config: the settings.
-        seed: seed for dropout and for the order of the rows.
-        directory: where to save checkpoints.
-        device: the device to train on.
-        watcher: is told of every step, and may stop the training.
+    """A ``Trainer`` that evaluates a model with the task's head on the validation rows after each
+    epoch, and saves a checkpoint in ``directory``. The seed is for dropout and the order of rows.
     """
     args = _arguments(problem, config, seed, directory, device)
     part = problem.parts["validation"]

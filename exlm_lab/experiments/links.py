@@ -50,14 +50,8 @@ _SPANS_ENGLISH = {"input": "english", "base": "sweep/spans-english", "seeds": FI
 def _grown(
     name: str, arms: tuple[str, ...], masks: dict[str, Any], **common: Any
 ) -> tuple[Cell, ...]:
-    """Cells of an MLM (the trunk), and of the arms that continue from it at equal cost, MLM first.
-
-    Args:
-        name: name of the experiment, whose cells ``…-cost`` time a step of each arm.
-        arms: names in ``PARTS``.
-        masks: settings of masking that differ from the base.
-        common: see ``grid``.
-    """
+    """Cells of an MLM, the trunk, and of arms in ``PARTS`` that continue from it at equal cost, MLM
+    first. Cells ``…-cost`` of the experiment ``name`` time a step of each arm."""
     (trunk,) = grid({"trunk": {**masks, "with_prize": True}}, **common)
     after = {**masks, **BRANCH}
     grown = {"start": trunk, "with_prize": True}

@@ -37,15 +37,12 @@ def probe_accuracy(
 ) -> float:
     """Accuracy of probes on test sentences, averaged over the latents.
 
+    It lies between chance and 1; the right answer is the likeliest value given the sentence. The
+    seed is for drawing sentences, and for choosing which of them are labelled.
+
     Args:
         model: in evaluation mode.
-        num_copies: k of Repeated MLM; 1 for other models.
-        language: the grammar whose latents are predicted.
         token_ids_W: token id of each word of the language.
-        seed: for drawing sentences, and choosing which of them are labelled.
-
-    Returns:
-        Accuracy between chance and 1. The right answer is the likeliest value given the sentence.
     """
     word_ids_SN = language.sample(NUM_TO_LABEL + NUM_TEST, (seed, NUM_TEST))
     state_SD = sentence_states(model, num_copies, token_ids_W[word_ids_SN])

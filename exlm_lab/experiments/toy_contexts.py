@@ -19,14 +19,9 @@ from exlm_mini.data.toy import Grammar
 
 
 class Contexts:
-    """Sentences of a grammar with some words hidden.
+    """Sentences of a grammar with some words hidden; ``word_ids_SN`` has the hidden words, too.
 
     Masked words are numbered sentence by sentence, from left to right.
-
-    Args:
-        language: the grammar.
-        word_ids_SN: sentences of the grammar, hidden words included.
-        is_masked_SN: bool, which words are hidden.
     """
 
     def __init__(

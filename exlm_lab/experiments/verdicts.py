@@ -163,13 +163,8 @@ def p_value(differences: Sequence[float]) -> float | None:
 def differences(
     claim: Claim, table: pd.DataFrame, metric: str | None = None
 ) -> tuple[float, ...]:
-    """The contrast of a claim in every seed that has all its numbers.
-
-    Args:
-        claim: says which cells, or metrics of a run, are compared.
-        table: the runs, from ``records.runs``.
-        metric: metric of the cells compared with the base; None: that of the claim.
-    """
+    """The contrast of a claim in every seed that has all its numbers; ``metric``, if given, takes
+    the place of the claim's in the cells that are compared with the base."""
     if claim.statistic is not None:
         toy = table[table["input"] == "toy"]
         return tuple(over_seeds(claim.statistic, grid(toy, claim.metric)))
