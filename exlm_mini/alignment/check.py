@@ -76,7 +76,6 @@ def likelihood_and_gradients(
     """log_likelihood_B, and gradients of its weighted sum with respect to both score tensors.
 
     Args:
-        backend: a name in ``BACKENDS``.
         grad_B: the weights, that is the incoming gradient; by default those of ``weights``.
     """
     emission, transition = (t.detach().clone().requires_grad_() for t in graph[:2])

@@ -82,7 +82,6 @@ def command_parser(command: str, text: str, **more: Any) -> Parser:
         command: what a user types, such as ``python -m exlm_mini.fill``.
         text: docstring of the command's module. Its first line, without the command's name, becomes
             the description; the other lines end the help, stripped of reStructuredText marks.
-        more: further arguments of ``argparse.ArgumentParser``.
     """
     first, _, rest = text.partition("\n")
     first = first.removesuffix(" ::")

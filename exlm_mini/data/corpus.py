@@ -62,7 +62,6 @@ def prepare_corpus(
     one sentence between [BOS] and [EOS], whatever ``data.block_length`` is.
 
     Args:
-        data: what to read and how to cut it.
         directory: new, empty, or left by an earlier call; only one process may use it at a time.
         seed: for the split, and for drawing sentences from a grammar.
         report: called with one-line messages about the corpus.

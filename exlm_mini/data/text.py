@@ -253,8 +253,6 @@ def find_column(
     """Index of the column with this name in a header, or of the only one with this name ``folded``.
 
     Args:
-        source: the table, for messages.
-        header: the names of all columns.
         remedy: advice at the end of the message if there is no such column.
     """
     names = [str(own) for own in header]

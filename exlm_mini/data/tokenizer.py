@@ -159,7 +159,6 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     is reached; then the vocabulary is smaller.
 
     Args:
-        texts: the training documents.
         vocab_size: number of tokens wanted; special tokens and the 256 bytes are always included.
     """
     import tokenizers
@@ -185,7 +184,6 @@ def train_smiles(smiles: Iterable[str], vocab_size: int | None = None) -> Tokeni
     The symbols come after the special tokens, by decreasing frequency, then alphabetically.
 
     Args:
-        smiles: the training molecules.
         vocab_size: largest vocabulary, special tokens included; rarer symbols become [UNK].
     """
     import tokenizers

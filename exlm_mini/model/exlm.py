@@ -175,7 +175,6 @@ def token_states(model: MaskedLM | ExLM, token_ids_BN: Tensor, num_copies: int =
     Masks and boundaries are expanded as in pre-training.
 
     Args:
-        model: either kind of model.
         token_ids_BN: int64, padded on the right; the result is meaningless at padding.
         num_copies: copies of every token; above 1 for Repeated MLM.
     """

@@ -140,10 +140,6 @@ def expand_masks(
     Deviation from the released code: the graph ends in the last *state*. There it ends in the
     last position, which may be an ordinary token or, in a batch, a copied one.
 
-    Args:
-        boundary: ``official`` or ``paper``.
-        special_ids: ids of the special tokens.
-
     Returns:
         The expanded batch and its graph. A row without any state has ``num_states_B == 0``.
 

@@ -75,7 +75,6 @@ def tell(
         reasons: why entries are unreadable, by index; see ``readable``.
         where: how a line names an entry by its number, such as "row {}".
         end: what happens to these entries; it ends each line.
-        report: receives the lines.
         first: number of the first entry.
     """
     for place, reason in sorted(reasons.items())[:NUM_TOLD]:

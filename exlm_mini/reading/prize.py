@@ -80,7 +80,6 @@ def measure_prize(
 
     Args:
         model: on any device; not a Repeated MLM.
-        pack: held-out rows.
         num_rows: largest number of rows. Every row is read once for each of its masks.
     """
     device, was_training = next(model.parameters()).device, model.training

@@ -74,7 +74,6 @@ def read_scene(
     Args:
         reading: result of ``read_row``. That of a masked language model becomes a graph with one
             state for each mask, which leads to the next.
-        masked_ids_BN: the row that was read.
         num_words: number of words to choose from for each mask. The scene has the probabilities of
             all these words, and of the likeliest words of each state, for every state.
     """

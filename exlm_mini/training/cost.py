@@ -137,7 +137,6 @@ def estimate(
     """Estimate the costs of a run.
 
     Args:
-        vocab_size: vocabulary size V.
         row_length: length of the longest row, [BOS] and [EOS] included.
         lengths_R: lengths of rows like those to train on; None if they are not known.
     """

@@ -44,7 +44,6 @@ class Trainer:
     """One run, from its newest checkpoint to its last step.
 
     Args:
-        train_pack, validation_pack: rows for training and for validation.
         output: run directory, locked by the caller; gets ``checkpoints/`` and ``metrics.jsonl``.
         engine: engine of this process, which also tells the user about anything unusual, such as a
             damaged checkpoint; None: it is the only process, on ``train.device``.
