@@ -5,7 +5,6 @@ Every cell takes minutes on one core. Unlike the study, the sweeps were not plan
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from exlm_lab.downstream.settings import TuneConfig
@@ -195,13 +194,6 @@ def _share_does_more(grid: Grid) -> float:
     return abs(effect_of_share(grid)) - abs(effect_of_mask_ratio(grid))
 
 
-def _of_grid(
-    name: str, text: str, metric: str, sign: int, smallest: float, of: Callable[[Grid], float]
-) -> Claim:
-    """A claim about the grid of Repeated MLM on the small language."""
-    return Claim(text, metric, "", None, sign, smallest, id=name, statistic=of)
-
-
 _FOUR_STATES = {
     f"toy-p{p}-k{k}": weight
     for p in ("0.15", "0.387")
@@ -221,13 +213,16 @@ SWEEPS = (
             for cell in grid(kind, {f"p{p:g}-k{k}": _repeated(p, k) for p, k in places})
         ),
         (
-            _of_grid("uncertainty", "Uncertainty rises with the lost words",
-                     "entropy_bits", 1, 0.05, _share_does_more),
-            _of_grid("too-few-lost", "Too few lost words hurt as well",
-                     DOWNSTREAM, -1, 1.0, drop_at_low_share),
-            _of_grid("more-copies", "More copies are easier to train",
-                     "validation_mask_accuracy", -1, 0.02,
-                     lambda grid: effect_of_share(grid, smallest=0.0)),
+            Claim("Uncertainty rises with the lost words",
+                  "entropy_bits", "", None, 1, 0.05, statistic=_share_does_more,
+                  id="uncertainty"),
+            Claim("Too few lost words hurt as well",
+                  DOWNSTREAM, "", None, -1, 1.0, statistic=drop_at_low_share,
+                  id="too-few-lost"),
+            Claim("More copies are easier to train",
+                  "validation_mask_accuracy", "", None, -1, 0.02,
+                  statistic=lambda grid: effect_of_share(grid, smallest=0.0),
+                  id="more-copies"),
         ),
     ),
     Experiment(
