@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from exlm_lab.benchmarks.measure import record, time_side_by_side
-from exlm_lab.benchmarks.record import Note, Record, Shape, compared
+from exlm_lab.benchmarks.record import Record, Shape, compared
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.alignment.check import relative_error
 from exlm_mini.alignment.graphs import Graph
@@ -135,7 +135,7 @@ def errors(ours: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> dict[str, flo
 
 
 def backends(
-    extra: Sequence[Path], device: torch.device, note: Note
+    extra: Sequence[Path], device: torch.device, note: Callable[[str], None]
 ) -> dict[str, LogLikelihood]:
     """``log_likelihood`` by backend, for those that work on a device and for those in ``extra``."""
     functions = {}
@@ -158,7 +158,7 @@ def dag(
     functions: Mapping[str, LogLikelihood],
     device: torch.device,
     is_sharp: bool,
-    note: Note,
+    note: Callable[[str], None],
 ) -> Iterator[Record]:
     """Time the forward and backward pass in float32 of each function that can handle the shape.
 

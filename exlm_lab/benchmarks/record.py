@@ -6,7 +6,7 @@ shapes and hardly on what a model has learned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 
@@ -27,8 +27,6 @@ DAG_SHAPES = (
     Shape(64, 77, 308),  # Appendix I.4
     Shape(4, 256, 1024),
 )
-Note = Callable[[str], None]
-"""A function that receives a line about what was left out, and why."""
 Record = dict[str, Any]
 
 

@@ -176,7 +176,8 @@ def _split(
     input: str,
 ) -> tuple[dict[str, list[int]], dict[str, Any]]:
     """Row numbers of each part, and notes on the split."""
-    rule, num_scaffolds = how.rule(input), None
+    rule = how.split or ("scaffold" if input == "smiles" else "random")
+    num_scaffolds = None
     if rule in RULES and rule != "random" and input != "smiles":
         raise UserError(
             f"{source}: --data.split {rule} is for molecules, and this model reads {input}; give "

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import Trainer, TrainerState, set_seed
+from transformers import TrainerState, set_seed
 
 import exlm_mini.hf as hf
 from exlm_lab.downstream.inputs import batch_of
-from exlm_lab.downstream.prepared import ANOTHER_OUTPUT, Part, Problem, identity_of
+from exlm_lab.downstream.prepared import ANOTHER_OUTPUT, Problem, identity_of
 from exlm_lab.downstream.saving import digest_of, intact_checkpoint
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.trainer import ORDER, Watcher, loss_of, make_trainer, rows_of
@@ -121,7 +121,10 @@ def fine_tune(
     trainer.train(resume_from_checkpoint=checkpoint)
     evaluations = [line for line in trainer.state.log_history if "eval_loss" in line]
     losses = epoch_losses(trainer.state.log_history, config.steps_per_epoch(problem.train.rows))
-    metrics = {name: part.judge(_scores(trainer, part)) for name, part in problem.parts.items()}
+    metrics = {}
+    for name, part in problem.parts.items():
+        rows: Any = [{"input_ids": row} for row in part.rows]
+        metrics[name] = part.judge(rows_of(trainer.predict(rows).predictions, part))
     history = [
         {
             "epoch": n,
@@ -180,9 +183,3 @@ def epoch_losses(log_history: list[dict[str, Any]], steps_per_epoch: int) -> lis
             sums[epoch] = sums.get(epoch, 0.0) + steps * line["loss"]
             last = line["step"]
     return [total / steps_per_epoch for total in sums.values()]
-
-
-def _scores(trainer: Trainer, part: Part) -> list[np.ndarray]:
-    """The head's output for each row, (C,) or (2, N)."""
-    examples: Any = [{"input_ids": row} for row in part.rows]
-    return rows_of(trainer.predict(examples).predictions, part)

@@ -40,10 +40,6 @@ class ReadingConfig:
     canonical: bool = False
     """Rewrite molecules as RDKit's canonical SMILES."""
 
-    def rule(self, input: str) -> str:
-        """The rule that splits a table of molecules (smiles) or of text."""
-        return self.split or ("scaffold" if input == "smiles" else "random")
-
     def cleaning(self, tokenizer: Tokenizer) -> Cleaning:
         """How to clean molecules for a model with this tokenizer."""
         return replace(Cleaning.needed_by(tokenizer), canonical=self.canonical)

@@ -108,7 +108,10 @@ class Runner:
         corpus, folder = self.corpus(config), self.folder(config, watched)
         seen: dict[str, float] = {}
         with self.alone(folder):
-            trainer = self._trainer(config, corpus, folder)
+            trainer = Trainer(config, corpus.train, corpus.validation, folder)
+            if config.train.start_from is not None and trainer.step == 0:
+                before = open_checkpoint(self.work / config.train.start_from, self.report)
+                trainer.begin_from(before)
 
             def watch() -> dict[str, float]:
                 run, num_rows = trainer.config, trainer.config.train.validation_rows
@@ -140,14 +143,6 @@ class Runner:
             "steps": last["step"],
             "seconds": last["seconds"],
         }
-
-    def _trainer(self, config: RunConfig, corpus: Corpus, folder: Path) -> Trainer:
-        """The trainer of a run, which may continue from another run in the work directory."""
-        trainer = Trainer(config, corpus.train, corpus.validation, folder)
-        if config.train.start_from is not None and trainer.step == 0:
-            before = open_checkpoint(self.work / config.train.start_from, self.report)
-            trainer.begin_from(before)
-        return trainer
 
     def run(self, cell: Cell, config: RunConfig) -> dict[str, Any]:
         """Train, measure and fine-tune a cell; returns what its record says about the run."""
