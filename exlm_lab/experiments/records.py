@@ -18,6 +18,7 @@ from exlm_lab.experiments.metric_names import DOWNSTREAM
 from exlm_lab.ledger import Shape, parsed
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
+from exlm_mini.config.recipes import dotted
 from exlm_mini.data.files import read_bytes, reading, write_atomically
 
 EMPTY = "–"
@@ -141,20 +142,14 @@ def runs(name: str, directory: Path) -> pd.DataFrame:
 
 
 def _row(record: Record) -> dict[str, Any]:
-    config, curve = record["config"], record["curve"]
+    curve = record["curve"]
     last = curve[-1] if curve else {}
     task = record.get(DOWNSTREAM) or {}
     numbers = record["metrics"] | {n: v for n, v in last.items() if n.startswith("validation_")}
     numbers[DOWNSTREAM] = None if task.get("test") is None else 100 * task["test"]
     return {
+        **dotted(record["config"]),
         **{name: record[name] for name in ("cell", "seed", "input")},
-        "objective": config["objective"],
-        **{
-            f"{group}.{name}": value
-            for group, settings in config.items()
-            if isinstance(settings, dict)
-            for name, value in settings.items()
-        },
         **{n: math.nan if v is None or not math.isfinite(v) else v for n, v in numbers.items()},
         **{f"{DOWNSTREAM}.{name}": value for name, value in task.items()},
         "curve": curve,
