@@ -105,6 +105,10 @@ class SweepLedger(NamedTuple):
         config = cell.config(seed, changed)
         own = runner.time(config) if cell.is_timed else runner.run(cell, config)
         own["metrics"] |= extra
+        return {**self._about(cell, seed, config), **own, "versions": made_with}
+
+    def _about(self, cell: Cell, seed: int, config: RunConfig) -> dict[str, Any]:
+        """What the record of a run says, whatever was measured."""
         return {
             "sweep": self.sweep,
             "cell": cell.name,
@@ -113,8 +117,6 @@ class SweepLedger(NamedTuple):
             "version": VERSION,
             "config": plain(config),
             "watched": dict(cell.watched),
-            **own,
-            "versions": made_with,
         }
 
     def _identity(self, cell: Cell, seed: int, record: Record) -> dict[str, Any]:
@@ -130,14 +132,7 @@ class SweepLedger(NamedTuple):
             changed["train.steps"] = train.get("steps")
         if cell.start is not None:
             changed["train.start_from"] = train.get("start_from")
-        identity = {
-            "version": VERSION,
-            "sweep": self.sweep,
-            "cell": cell.name,
-            "seed": seed,
-            "config": plain(cell.config(seed, changed)),
-            "watched": dict(cell.watched),
-        }
+        identity = self._about(cell, seed, cell.config(seed, changed))
         if cell.downstream is not None:  # a record may have a task that the cell lacks
             identity["downstream"] = plain(cell.downstream)
         return identity
