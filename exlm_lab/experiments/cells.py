@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import RunConfig
-from exlm_mini.config.checks import settings
+from exlm_mini.config.checks import UserError, nearest, settings
 from exlm_mini.config.recipes import PRETRAINING, load_recipe, replaced
 from exlm_mini.data.toy_grammars import LADDER
 
@@ -168,6 +168,17 @@ class Experiment:
     plan: str | None = None
     """Name of the plan it is part of, whose primary claims form one family; None for a sweep."""
 
+    def __post_init__(self) -> None:
+        names = [cell.name for cell in self.cells]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise UserError(f"{self.name} has several cells named {min(twice)!r}; rename them")
+        if without := [cell.name for cell in self.cells if not cell.seeds]:
+            raise UserError(f"cell {without[0]!r} of {self.name} has no seeds; give it some")
+
     def cell(self, name: str) -> Cell:
         """The cell with this name."""
-        return next(cell for cell in self.cells if cell.name == name)
+        for cell in self.cells:
+            if cell.name == name:
+                return cell
+        known = (cell.name for cell in self.cells)
+        raise UserError(f"{self.name} has no cell {name!r}; {nearest(name, known)}")

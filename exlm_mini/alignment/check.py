@@ -64,7 +64,7 @@ SMALL = (
     random_graph(1, [1, 1, 1], [2, 5, 1]),
     random_graph(4, [5, 5], [3, 6]),  # more targets than states: no path
     random_graph(5, [4, 2, 1, 3, 5], [7, 6, 1, 3, 8]),
-    random_graph(7, [4, 3], [33, 32]),  # more than one tile
+    random_graph(7, [4, 3], [40, 65]),  # more than two tiles
     random_graph(14, [3, 3, 3, 2], [6, 7, 5, 4], density=0.25),
     random_graph(15, [4, 3], [8, 8], scale=100.0),  # beyond the range of rescaled probabilities
 )

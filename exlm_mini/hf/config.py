@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ class ExLMConfig(NoCopiedCode, PreTrainedConfig):
         num_copies: copies of every token; above 1 only for repeated-mlm.
         chain_share: weight of the fixed chains in the transitions; above 0 only for an ExLM early
             in its training (see ``ChainWarmup``).
-        special_ids: ``SpecialIds`` as a dict.
+        special_ids: ``SpecialIds`` as a dict: the ids that the tokenizer has. The default is that
+            of a tokenizer of this package.
         vocab_size: size of the vocabulary.
         learned_length: tokens of the longest training row; the model warns about longer rows.
         classifier_dropout: dropout before and in the heads that fine-tuning adds.
@@ -78,9 +80,14 @@ class ExLMConfig(NoCopiedCode, PreTrainedConfig):
             "pad_token_id": (special.pad, "special_ids.pad"),
             "bos_token_id": (special.bos, "special_ids.bos"),
             "eos_token_id": (special.eos, "special_ids.eos"),
+            "mask_token_id": (special.mask, "special_ids.mask"),
             "tie_word_embeddings": (True, "the only choice"),
             "hidden_act": ("gelu", "the only choice"),
         }
+        for name in kwargs:  # of the many that transformers passes, those that look like ours
+            near = get_close_matches(name, FIELD_OF, 1, cutoff=0.9)
+            if near and name not in FIELD_OF and not hasattr(PreTrainedConfig, name):
+                raise UserError(f"unknown setting {name}; did you mean {near[0]}?")
         for name in [name for name in FIELD_OF if name in kwargs]:
             field, value = FIELD_OF[name], kwargs.pop(name)
             _check(name, value, architecture.get(field), f"architecture.{field}")

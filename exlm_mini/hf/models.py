@@ -165,17 +165,24 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
                 [MASK], None without labels.
             logits: (B, N, V), log-probability of each token at each [MASK] by itself, for ExLM
                 summed over all paths; 0 at other tokens; None in training, which does not need it.
+                With ``transition ctc`` the probabilities sum to less than one: the rest belongs to
+                sequences with more or fewer tokens than masks.
 
         Raises:
-            ValueError: in training without labels; if labels and masks are at different positions,
-                as from a collator that leaves some chosen tokens unmasked (use ``collator``); or,
-                for ExLM without labels, if a row has one [MASK], but neither [BOS] nor [EOS],
-                between which its path runs.
+            ValueError: in training, without labels or for a Repeated MLM; if labels and masks are
+                at different positions, as from a collator that leaves some chosen tokens unmasked
+                (use ``collator``); or, for ExLM without labels, if a row has one [MASK], but
+                neither [BOS] nor [EOS], between which its path runs.
         """
         if self.training and labels is None:
             raise ValueError(
                 "there is nothing to train on without labels; label_smoothing_factor, with which "
                 "Trainer keeps them to itself, is not supported"
+            )
+        if self.training and self.config.num_copies > 1:
+            raise ValueError(
+                "pre-train a Repeated MLM with exlm_mini.pretrain, which masks each copy of a "
+                "token by itself (§3.1); here a [MASK] stands for all copies"
             )
         is_masked_BN = input_ids == self.exlm.special_ids.mask
         if attention_mask is not None:
@@ -183,7 +190,8 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         # Checked before the rows, because a collator that draws random tokens may draw [PAD].
         if labels is not None and not torch.equal(labels != NO_LABEL, is_masked_BN):
             raise ValueError(
-                "labels must be set at every [MASK] and nowhere else; mask with "
+                "labels must be set at every [MASK] (id "
+                f"{self.exlm.special_ids.mask}, config.special_ids) and nowhere else; mask with "
                 "exlm_mini.hf.collator(tokenizer), and leave out texts that already contain [MASK]"
             )
         token_ids_BN = target_ids_BN = self.rows(input_ids, attention_mask)

@@ -16,7 +16,7 @@ from transformers import (
     TrainerCallback,
 )
 
-from exlm_mini.config import SPECIAL_TOKENS, MaskingConfig, SpecialIds
+from exlm_mini.config import MaskingConfig, SpecialIds
 from exlm_mini.config.checks import nearest
 from exlm_mini.data.masking import Masker, is_inner
 from exlm_mini.data.units import Units
@@ -44,9 +44,10 @@ def collator(
             none that say how to mask.
 
     Raises:
-        ValueError: if the strategy is unknown, if ``options`` say how to mask, or if
-            ``whole_word_mask``, the masking of transformers, is used with a strategy other than
-            ``bernoulli`` or for molecules, where it would mask whole rows.
+        ValueError: if the tokenizer lacks a special token, if the strategy is unknown, if
+            ``options`` say how to mask, or if ``whole_word_mask``, the masking of transformers, is
+            used with a strategy other than ``bernoulli`` or for molecules, where it would mask
+            whole rows.
     """
     if strategy not in (known := get_args(Strategy)):
         raise ValueError(f"strategy is {strategy!r}; {nearest(strategy, known)}")
@@ -67,12 +68,26 @@ def collator(
     masking = MaskingConfig(
         mask_ratio=mask_ratio, strategy=strategy, span_length=span_length, span_law=span_law
     )
-    ids: Any = tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))
-    special_ids, units = SpecialIds(*ids), None
+    special_ids, units = _special_ids(tokenizer), None
     if strategy == "units":
         decode = partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
         units = Units(decode, len(tokenizer), special_ids, is_smiles)
     return _Collator(**common, masker=Masker(masking, special_ids, 0, units=units))
+
+
+def _special_ids(tokenizer: PreTrainedTokenizerFast) -> SpecialIds:
+    """The ids of a tokenizer's special tokens, however it names them; a tokenizer like BERT's has
+    [CLS] and [SEP] in place of [BOS] and [EOS], one like RoBERTa's no [SEP] of its own."""
+    instead = {"bos": "cls", "eos": "sep", "sep": "eos"}
+    ids = {}
+    for name in SpecialIds._fields:
+        own, other = (
+            getattr(tokenizer, f"{n}_token_id") for n in (name, instead.get(name, name))
+        )
+        ids[name] = other if own is None else own
+        if ids[name] is None:
+            raise ValueError(f"the tokenizer has no {name}_token; set it")
+    return SpecialIds(**ids)
 
 
 @dataclass

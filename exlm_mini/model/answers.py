@@ -148,7 +148,8 @@ class StateScores:
     @cached_property
     def log_token_SV(self) -> Tensor:
         """Marginal log P of every token at each mask, in nats, row by row from left to right;
-        detached, and -inf in a row without a path."""
+        detached, and -inf in a row without a path. With ``ctc``, of a token together with as many
+        tokens as there are masks: the probabilities sum to less than one."""
         return torch.cat(list(self._masks_of_rows(torch.float64)))
 
     def guesses(self) -> Tensor:

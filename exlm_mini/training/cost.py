@@ -60,7 +60,7 @@ def check_row_length(config: RunConfig, row_length: int) -> None:
             "lower data.block_length, masking.mask_ratio or the number of states or copies"
         )
     num_masks = masking.mask_ratio * (row_length - 2)
-    is_fixed = masking.strategy in ("fixed_count", "spans", "units")
+    is_fixed = masking.strategy not in ("bernoulli", "slots")
     if config.objective != "repeated-mlm" and is_fixed and num_masks < 1:
         longer = "use a pack of longer rows" if config.data.pack else "data.block_length"
         raise UserError(

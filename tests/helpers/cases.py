@@ -24,6 +24,7 @@ from exlm_mini.alignment.graphs import Graph
 
 DTYPES = FLOAT32, FLOAT64 = (torch.float32, torch.float64)
 LOG_SPACE = ("enumerate", "naive", "vectorized")
+"""Backends that add logarithms, whose rounding ``limits`` allows for."""
 EMISSION, TRANSITION = "log_emission_BML", "log_transition_BLL"
 EVERY = slice(None)
 
@@ -129,7 +130,7 @@ CASES = {
     "as_many_targets_as_states": random_graph(3, [6, 4], [6, 4]),
     "more_targets_than_states": random_graph(4, [5, 5], [3, 6]),
     "ragged": RAGGED,
-    "33_states": random_graph(7, [4, 3], [33, 32]),
+    "65_states": random_graph(7, [4, 3], [40, 65]),
     # Row 0 has no edge out of its start, row 1 none into its end; row 2 is intact.
     "no_path_through_missing_edges": with_score(
         with_score(random_graph(11, [3, 3, 3], [5, 5, 5]), TRANSITION, (0, 0)),

@@ -326,6 +326,13 @@ def test_gradients_do_not_grow_with_accumulation(runs, tmp_path):
     assert norms[1] < 2 * norms[0]
 
 
+def test_a_repeated_mlm_is_not_trained_by_hiding_all_copies_of_a_token(runs):
+    tokenizer, model = opened(step(runs, "repeated"))
+    batch = hf.collator(tokenizer, seed=1)(molecules(tokenizer, 2))
+    with pytest.raises(ValueError, match="masks each copy of a token by itself"):
+        model.train()(**batch)
+
+
 def test_labels_that_trainer_keeps_to_itself_are_missed(runs, tmp_path):
     tokenizer, model = opened(step(runs, "smiles"))
     trainer = transformers.Trainer(

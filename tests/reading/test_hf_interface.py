@@ -184,7 +184,7 @@ def test_a_compiled_model_says_the_same():
 
 @every_setting
 def test_a_batch_without_masks_teaches_nothing(setting):
-    model = make("MaskedLM", setting).train()
+    model = make("MaskedLM", setting)
     plain = torch.tensor([[1, 7, 8, 2]])
     loss = model(plain, labels=torch.full_like(plain, -100)).loss
     loss.backward()
@@ -323,6 +323,8 @@ def test_a_setting_can_be_changed_later(tmp_path):
         ({"architecture": {"width": 64}, "hidden_size": 640}, "hidden_size 640 .*width, 64"),
         ({"architecture": {"vocab_size": 300}, "vocab_size": 500}, "vocab_size 500"),
         ({"special_ids": {"eos": 9}, "eos_token_id": 2}, "eos_token_id 2"),
+        ({"mask_token_id": 7}, "mask_token_id 7 .*special_ids.mask, 5"),
+        ({"state_per_mask": 8}, "did you mean states_per_mask"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings"),
         ({"hidden_act": "relu"}, "hidden_act"),
         ({"hidden_size": 641}, "641"),

@@ -8,9 +8,11 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +28,7 @@ from exlm_mini.reading.trained import SHIPPED, load
 transformers = pytest.importorskip("transformers")
 
 from exlm_mini import hf  # noqa: E402
+from exlm_mini.hf.training import Strategy  # noqa: E402
 
 SENTENCE = "The if statement is used for conditional execution of one or more suites"
 PIECES = [
@@ -256,6 +259,36 @@ def test_a_collator_survives_copies_and_workers(name, strategy, pairs):
     loader = DataLoader(examples * 2, batch_size=len(examples), collate_fn=fresh, num_workers=2)
     first, second = (batch["labels"] for batch in loader)
     assert not torch.equal(first, second)  # the two workers draw different masks
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"bos": "<s>", "eos": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"},
+        {"cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "unk": "[UNK]", "mask": "[MASK]"},
+    ],
+)
+def test_special_tokens_may_have_other_names(names):
+    vocabulary = {token: n for n, token in enumerate([*names.values(), "a", "b"])}
+    own = tokenizers.models.WordLevel(vocabulary, names["unk"])
+    tokens = {f"{name}_token": token for name, token in names.items()}
+    core = {"tokenizer_object": tokenizers.Tokenizer(own)}
+    tokenizer = transformers.PreTrainedTokenizerFast(**core, **tokens)
+    first, last, a, b = 0, 1, 5, 6
+    row = {"input_ids": [first, a, b, a, b, last], "attention_mask": [1] * 6}
+    for name in ("bernoulli", "spans"):
+        batch = hf.collator(tokenizer, 0.9, name, seed=1)([row] * 8)
+        hidden = batch["labels"] != -100
+        assert not hidden[:, [0, -1]].any() and hidden[:, 1:-1].any()
+        assert (batch["input_ids"][hidden] == tokenizer.mask_token_id).all()
+    nameless = transformers.PreTrainedTokenizerFast(**core, pad_token=names["pad"])
+    with pytest.raises(ValueError, match=r"has no .*_token; set it"):
+        hf.collator(nameless)
+
+
+def test_every_way_to_mask_but_that_of_toy_languages_works_with_transformers():
+    ways = get_args(get_type_hints(MaskingConfig)["strategy"])
+    assert {*get_args(Strategy)} == {*ways} - {"slots"}
 
 
 @pytest.mark.parametrize(
