@@ -10,7 +10,7 @@ pytest.importorskip("rdkit", reason="rdkit is not installed")
 from rdkit import Chem
 
 from exlm_lab.downstream.moleculenet import BENCHMARKS, read
-from exlm_lab.downstream.scaffolds import index_sha1, random_parts, scaffold, split
+from exlm_lab.downstream.scaffolds import index_sha1, scaffold, split
 
 VARIANTS = {"scaffold": "chirality", "deepchem": "no_chirality"}
 TOX21_REJECTED = [1322, 2290, 2297, 3558, 4565, 4649, 5538, 6723]
@@ -69,13 +69,6 @@ def test_every_row_is_in_one_place(smiles, rule):
         for part in rows.parts
     ]
     assert sum(map(len, frames)) == len(set().union(*frames)) == rows.num_scaffolds
-
-
-def test_a_random_split_goes_by_its_seed():
-    parts = random_parts(range(100), 1)
-    assert [len(part) for part in parts] == [80, 10, 10]
-    assert sorted([*parts[0], *parts[1], *parts[2]]) == list(range(100))
-    assert parts == random_parts(range(100), 1) != random_parts(range(100), 2)
 
 
 def test_a_hash_is_of_the_numbers_and_their_order():
