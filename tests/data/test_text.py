@@ -2,7 +2,6 @@
 
 import gzip
 import lzma
-from itertools import islice
 
 import pytest
 from hypothesis import given
@@ -192,15 +191,6 @@ def test_the_embedded_english_is_whole_and_without_repeats():
     (document,) = (d for d in documents if d.startswith("Lambdas\n"))
     assert "used to create anonymous functions." in document  # the manual breaks this line
     assert "\ndef <lambda>(parameters):\n    return expression\n" in document
-
-
-def test_chapters_of_a_real_book_are_documents(data_dir):
-    path = data_dir / "text" / "openstax.txt.xz"
-    chapters = list(islice(file_documents(path, "text"), 30))
-    assert len(chapters) == 30
-    assert chapters[0].startswith("What is Government?\nLearning Objectives\n")
-    with lzma.open(path, "rt", encoding="utf-8") as lines:
-        assert chapters[0] == "".join(iter(lines.readline, "\n")).strip()
 
 
 def test_a_row_of_empty_fields_is_a_row_and_a_blank_line_is_none(tmp_path):
