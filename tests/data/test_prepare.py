@@ -134,11 +134,6 @@ def test_a_full_disk_loses_no_finished_shard(data, tmp_path, undisturbed, room):
     assert contents(output) == undisturbed
 
 
-def test_the_packs_do_not_depend_on_the_size_of_shards(data, tmp_path, undisturbed):
-    prepare(data, tmp_path / "c")
-    assert contents(tmp_path / "c") == undisturbed
-
-
 def test_a_shard_holds_whole_documents_up_to_its_size(monkeypatch):
     monkeypatch.setattr(shards, "SHARD_BYTES", 4)
     cut = shards._cut(["ab", " ", " cd\n", "e", "", "fghij", "klmn"])
