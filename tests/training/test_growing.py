@@ -217,17 +217,16 @@ def test_the_shipped_model_can_be_gone_on_from_without_moments(tmp_path):
     assert weights(grown, 1, "optimizer")["encoder.embedding.weight/step"] == 1
 
 
-@pytest.mark.parametrize("step", [1, 2])
-def test_a_run_from_another_that_is_cut_off_ends_with_the_same_bits(mlm, step, tmp_path):
+def test_a_run_from_another_that_is_cut_off_ends_with_the_same_bits(mlm, tmp_path):
     settings = ("--from", str(mlm), *GROWN_FROM)
     whole = train(tmp_path / "whole", *settings)
-    again = tmp_path / "again"
-    shutil.copytree(whole, again)
-    for later in range(step + 1, 4):
-        shutil.rmtree(again / f"checkpoints/step-{later:06d}")
-    train(again, *settings)
     last = "checkpoints/step-000003/model.safetensors"
-    assert (again / last).read_bytes() == (whole / last).read_bytes()
+    for step in (1, 2):
+        again = shutil.copytree(whole, tmp_path / str(step))
+        for later in range(step + 1, 4):
+            shutil.rmtree(again / f"checkpoints/step-{later:06d}")
+        train(again, *settings)
+        assert (again / last).read_bytes() == (whole / last).read_bytes()
 
 
 def test_rows_that_the_other_run_may_have_learned_from_are_told(mlm, tmp_path, capsys):
