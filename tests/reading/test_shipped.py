@@ -21,11 +21,6 @@ from exlm_mini.training.parts import make_masker
 
 LARGEST = 3 * 2**20
 """Limit on the size of a shipped model, in bytes."""
-TEXTS = {
-    "molecules": "CC(=O)Nc1ccc(O)cc1",
-    "molecules-spans": "CC(=O)Nc1ccc(O)cc1",
-    "english": "She opened the door and saw that the room was empty.",
-}
 
 
 @pytest.fixture(scope="module", params=SHIPPED)
@@ -57,15 +52,6 @@ def test_transformers_opens_it_in_float32(name):
 def test_nothing_in_it_names_the_machine_it_was_made_on(name):
     for path in SHIPPED[name].rglob("*.json*"):
         assert not re.search(r"/(home|tmp|work|Users)/", path.read_text()), path
-
-
-def test_it_is_trained(name):
-    """Its loss is less than half that of a model that guesses uniformly."""
-    trained = exlm_mini.load(name)
-    uniform_bits = torch.tensor(float(trained.tokenizer.vocab_size)).log()
-    with torch.no_grad():
-        losses = [trained.loss([TEXTS[name]], seed) for seed in range(10)]
-    assert torch.stack(losses).mean() < uniform_bits / 2
 
 
 def test_the_molecules_are_aromatic_and_remain_molecules():
