@@ -70,9 +70,7 @@ def test_its_links_are_in_use(name, tmp_path):
         tokenizer=str(trained.path / "tokenizer.json"),
     )  # fmt: skip
     pack = prepare_corpus(data, tmp_path / "data", 1).validation
-    prize = measure_prize(
-        trained.model, pack, make_masker(trained.config, pack.special_ids), 24
-    )
+    prize = measure_prize(trained.model, pack, make_masker(trained.config, pack.special_ids), 8)
     assert prize.clones_used > 2 and prize.links_win > 0.1
 
 
