@@ -88,14 +88,13 @@ def test_a_loss_has_gradients_and_masks_of_its_seed(runs):
     assert all(p.grad is not None for p in model.model.encoder.parameters())
 
 
-@pytest.mark.parametrize("around", ["{}\n", " {} ", "\t{}\r\n", "{} paracetamol", "{} |c:0|"])
-def test_what_is_around_a_molecule_changes_nothing(around, runs):
+def test_what_is_around_a_molecule_changes_nothing(runs):
     model = exlm_mini.load(runs / "exlm")
-    texts = [around.format(smiles) for smiles in SMILES]
+    texts = [f"\t{smiles} paracetamol\r\n" for smiles in SMILES]
     assert torch.equal(model.embed(texts), model.embed(SMILES))
     assert torch.equal(model.loss(texts), model.loss(SMILES))
     masked = "CC(=O)N[MASK]"
-    assert model.fill(around.format(masked)).text == model.fill(masked).text
+    assert model.fill(f"\t{masked} paracetamol\r\n").text == model.fill(masked).text
 
 
 def test_an_explorer_has_a_dozen_words_for_a_mask_and_the_three_likeliest_of_each_state():
