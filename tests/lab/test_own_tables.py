@@ -76,12 +76,10 @@ def copied(path, output):
     return output
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
-def test_a_column_may_begin_with_nothing(tmp_path, suffix):
+def test_a_column_of_a_parquet_may_begin_with_nothing(tmp_path):
     notes = [None] * 39 + ["late"]
-    frame = frame_of(note=notes)
-    path = write(frame, tmp_path / "t.csv")
-    output = read_table(copied(path, tmp_path / f"out{suffix}"))
+    path = write(frame_of(note=notes), tmp_path / "t.csv")
+    output = read_table(copied(path, tmp_path / "out.parquet"))
     assert output["note"].fillna("").tolist() == [note or "" for note in notes]
 
 
