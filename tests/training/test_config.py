@@ -187,7 +187,6 @@ TOO_LARGE = [
     ),
     (f"{PRETRAIN} --data.vocab_size 2147483647", ["data.vocab_size", "less than or equal"]),
     ("pretrain --recipe toy-pairs --dry-run --devices 2147483647", ["use --devices 128"]),
-    ("bench dag --shape 2147483647,4,8 --device cpu", ["--shape 2147483647,4,8", "GiB"]),
     ("prepare --source x.txt --workers 100000 --output out", ["--workers", "1024"]),
     ("finetune --checkpoint x --threads 100000", ["--threads", "1024"]),
     (f"sweep ablations --seeds {'9' * 5000} --list", ["--seeds", "999"]),
