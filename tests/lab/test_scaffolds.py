@@ -21,9 +21,8 @@ SIZES = {name: list(benchmark.sizes) for name, benchmark in BENCHMARKS.items()} 
     "bace": [1210, 151, 152],
     "tox21": [6258, 782, 783],
 }
-FAST = {"bace", "bbbp", "clintox"}
 SETS = [
-    pytest.param(rule, name, marks=[] if name in FAST else pytest.mark.slow)
+    pytest.param(rule, name, marks=[] if name == "clintox" else pytest.mark.slow)
     for rule in VARIANTS
     for name in BENCHMARKS
     if (rule, name) != ("deepchem", "muv")  # takes half a minute; other sets test the rule
