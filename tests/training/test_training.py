@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from packs import whole
-from workers import PLAIN, STEPS, WITHOUT_DROPOUT, changed, losses, make_trainer
+from workers import PLAIN, STEPS, WITHOUT_DROPOUT, changed, make_trainer
 
 from exlm_mini.config import (
     DataConfig,
@@ -188,18 +188,6 @@ def test_parts_of_a_batch_of_tokens_weigh_by_their_rows_or_masks(objective, pack
 
 
 # ---- precision ----
-
-
-def test_bf16_trains_on_a_cpu(packs, tmp_path):
-    runs = {}
-    for precision in ("fp32", "bf16"):
-        config = changed(CONFIG, precision=precision)
-        runs[precision] = losses(make_trainer(config, packs, tmp_path / precision))
-    assert all(map(math.isfinite, runs["bf16"]))
-    assert runs["bf16"] == pytest.approx(runs["fp32"], rel=0.05)
-    assert runs["bf16"] != runs["fp32"]
-    tensors = load_checkpoint(tmp_path / f"bf16/checkpoints/step-{STEPS:06d}").tensors
-    assert {t.dtype for group in tensors.values() for t in group.values()} == {torch.float32}
 
 
 def test_validation_has_the_precision_and_the_chains_of_its_step(packs, tmp_path):
