@@ -3,7 +3,8 @@
 chapters/NN_name.py is a source, and NN_name.ipynb has the same cells with outputs. The program,
 chapters/exlm_so_far.py, collects the cells that later chapters import.
 
-    python book/chapters.py                 write every notebook from its source; outputs are kept
+    python book/chapters.py                 write every notebook from its source; cells with
+                                            unchanged code keep their outputs
     python book/chapters.py --run [NAME…]   write and run all, or those whose name contains a NAME
     python book/chapters.py --check         change nothing; exit 1 and say why a pair is not in step
     python book/chapters.py --student DIR [NAME…]  write notebooks without their solutions
@@ -162,7 +163,7 @@ def stale() -> list[str]:
 
 
 def synchronize(source: Path) -> None:
-    """Write the notebook from its source; a cell that did not change keeps its output.
+    """Write the notebook from its source; a cell keeps its output only if its code is unchanged.
 
     Changes go one way only. With ``jupytext --sync`` the newer file would win, and a notebook that
     was only touched would overwrite an edited source.
@@ -171,10 +172,14 @@ def synchronize(source: Path) -> None:
 
     path = source.with_suffix(".ipynb")
     written_notebook(source)
-    if path.exists():
-        stored_notebook(source)  # refuses to overwrite one that cannot be read
+    # Reading refuses to overwrite a notebook that cannot be read.
+    known = [c.source.strip() for c in stored_notebook(source).cells] if path.exists() else []
     run_jupytext(["--quiet", "--to", "ipynb", "--update", str(source)])
-    write(nbformat.read(path, as_version=4), path)
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and cell.source.strip() not in known:
+            cell.outputs, cell.execution_count = [], None
+    write(notebook, path)
 
 
 def write(notebook: NotebookNode, path: Path) -> None:

@@ -241,11 +241,16 @@ def test_half_a_pair_is_refused(pair):
 def test_an_edited_source_is_out_of_step_until_it_is_run(pair):
     pair.write_text(SOURCE.replace("6 * 7", "6 * 8"))
     assert "differs" in chapters.problems(pair)[0]
-    assert chapters.main([]) == 0  # the cells agree again, but the output is old
-    assert chapters.problems(pair) == []
-    assert compare_with_nbval(pair).returncode == 1
+    assert chapters.main([]) == 0  # the cells agree again, but the old output is gone
+    assert "count None, but a run gives 1" in chapters.problems(pair)[0]
     assert chapters.main(["--run"]) == 0
     assert chapters.problems(pair) == []
+
+
+def test_another_output_than_that_of_a_run_is_seen(pair):
+    change(pair, 1, lambda cell: cell.outputs[0].data.update({"text/plain": "48"}))
+    assert chapters.problems(pair) == []
+    assert compare_with_nbval(pair).returncode == 1
 
 
 @pytest.mark.parametrize(
