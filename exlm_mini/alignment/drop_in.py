@@ -20,7 +20,8 @@ def dag_loss(
     Returns:
         (B,), in nats, float32 or float64; inf, with zero gradient, where no path fits. Autograd
         and ``torch.func.grad``, ``vjp`` and ``jacrev`` differentiate it once. Second derivatives
-        and forward mode raise a RuntimeError, except in the backends ``naive`` and ``enumerate``.
+        and forward mode raise a RuntimeError, except in the backends ``naive`` and ``enumerate``;
+        ``vmap`` is not supported.
     """
     return -dag_log_likelihood(log_emission, log_transition, num_targets, num_states, backend)
 

@@ -27,6 +27,7 @@ from exlm_lab.experiments.study import (
 )
 from exlm_lab.experiments.verdicts import Verdict, differences, escapes, holm, p_value
 from exlm_lab.ledger import StoppedError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.training import provenance
 from exlm_mini.training.metrics import read_metrics
@@ -128,6 +129,25 @@ def test_a_claim_of_fewer_bits_has_a_limit_and_the_plan_the_seeds_of_all_its_cel
     )
     assert fewer.limit == pytest.approx(-13 / 3 - 4.302653 / 3)
     assert more.limit is None and fewer.planned == 3
+
+
+@pytest.mark.parametrize(
+    ("names", "seeds", "words"),
+    [
+        (["ours", "base", "ours"], (1, 2), "tiny has several cells named 'ours'"),
+        (["ours"], (), "cell 'ours' of tiny has no seeds"),
+    ],
+)
+def test_an_experiment_without_a_sense_is_refused(names, seeds, words):
+    cells = tuple(Cell(name, "slots", "sweep/toy", CELL, seeds=seeds) for name in names)
+    with pytest.raises(UserError, match=words):
+        Experiment("tiny", "", cells)
+
+
+def test_a_cell_that_is_not_there_is_told_by_the_name_of_the_nearest():
+    experiment = Experiment("tiny", "", (Cell("ours", "slots", "sweep/toy", CELL),))
+    with pytest.raises(UserError, match="tiny has no cell 'our'; did you mean ours"):
+        experiment.cell("our")
 
 
 # ---- records ----
