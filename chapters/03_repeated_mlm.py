@@ -481,12 +481,12 @@ _ = ax.set(xlabel="lost words (%)", ylabel="hidden variables read (%)")
 # The points scatter, so fit a plane over the two shares to each seed. From 0 to
 # 100% lost words the probe reads 7.3 ± 4.1 points less; from 0 to 100% [MASK], 2.4
 # ± 3.1 points *more*, which may be chance; the difference is 9.8 ± 6.0 (95%
-# intervals, {ref}`chap-findings`). So the paper's answer holds here: *missing words
-# do more damage than [MASK] tokens.* The small harm that the paper also finds in
-# the tokens does not show here. How well such models fine-tune is another question,
-# which models this small cannot answer: 42 of them, fourteen combinations with
-# three seeds each, differ more between seeds than between combinations
-# ({ref}`all-sweeps`, sweep `repeated-mlm`).
+# intervals, {ref}`chap-findings`), and the plan calls 10 large enough to matter. So
+# the paper's answer holds here: *missing words do more damage than [MASK] tokens.*
+# The small harm that the paper also finds in the tokens does not show here. How
+# well such models fine-tune is another question, which models this small cannot
+# answer: 42 of them, fourteen combinations with three seeds each, differ more
+# between seeds than between combinations ({ref}`all-sweeps`, sweep `repeated-mlm`).
 
 # %% mystnb={"code_prompt_show": "Checked: the sums of the paper's table, the exact entropies, the three models, and the recorded slopes"} tags=["hide-cell", "check"]
 line = [(0.15, 1), (0.387, 2), (0.622, 4), (0.789, 8)]

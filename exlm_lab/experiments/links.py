@@ -134,7 +134,7 @@ _WEIGHTS = {
 }
 _LINKS_TASKS = Experiment(
     "links-tasks",
-    "the same models fine-tuned on MoleculeNet, scaffold split (ROC-AUC, %)",
+    "models trained as in links, fine-tuned on MoleculeNet, scaffold split (ROC-AUC, %)",
     grid(
         _MODELS, {task: {"downstream": Downstream(task, TuneConfig())} for task in TASKS},
         **_SPANS,

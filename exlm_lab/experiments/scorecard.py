@@ -35,7 +35,8 @@ SCORECARD = {
     ),
     "uncertainty": Row(
         "§3.3, Figure 5",
-        "entropy, bits: change with the lost share, less that with *p* (the subtraction is ours)",
+        "entropy, bits, from 15% lost on: change with the lost share, less that with *p* (the "
+        "subtraction is ours)",
     ),
     "too-few-lost": Row(
         "§3.2, Figure 3",
