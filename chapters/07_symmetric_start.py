@@ -112,7 +112,7 @@ for name, kind, steps in (
     ends[name] = end_of(model)
     print(f"{name:13} {ends[name]:.3f} bits")
 
-# %% mystnb={"figure": {"caption": "The longer of the two runs. A point is the mean of one batch, so it may lie below the floor by chance; the peak is a passing jump of the loss.", "name": "fig-plateau"}, "image": {"alt": "A curve that falls to two bits within a hundred steps and is still there after fifteen hundred; the joint entropy of one bit lies far below."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "The longer of the two runs. A point is the mean of one batch, so it may lie below the floor by chance; the peak is a passing jump of the loss.", "name": "fig-plateau"}, "image": {"alt": "A curve that falls to two bits within a hundred steps and is still there after fifteen hundred, but for a short peak at 750 that leaves the picture; the joint entropy of one bit lies far below."}} tags=["remove-input"]
 fig, ax = plt.subplots(figsize=(3.6, 2.4))
 draw_curves(ax, {"ExLM 1": falls["1,500 steps"]}, {"floor": 2.0, "joint": 1.0})
 _ = ax.set(ylim=(0.8, 3.6), ylabel="bits for both words")

@@ -182,7 +182,7 @@ pad(train_rows[:2]).shape
 # every row, so they are cloned here too. The answer is read from the first clone of
 # [BOS].
 
-# %% mystnb={"figure": {"caption": "What the encoder of an ExLM with two states per mask reads for ethanol, CCO. The head sees the hidden state of the yellow token.", "name": "fig-downstream-row"}, "image": {"alt": "Seven tokens: two yellow and white [BOS], C, C, O, two [EOS]. An arrow leads from the first to the head with three logits."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "What the encoder of an ExLM with two states per mask reads for ethanol, CCO. The head sees the hidden state of the yellow token.", "name": "fig-downstream-row"}, "image": {"alt": "Seven tokens: a yellow and a grey [BOS], C, C, O, two [EOS]. An arrow leads from the first to the head with three logits."}} tags=["remove-input"]
 fig, ax = plt.subplots(figsize=(3.6, 1.1))
 row = ["[BOS]", "[BOS]", "C", "C", "O", "[EOS]", "[EOS]"]
 draw_tokens(ax, row, ["mask", "boundary", *["token"] * 3, *["boundary"] * 2])

@@ -548,7 +548,7 @@ assert whole_row == 749 and 5.9 < (whole_row / L) ** 2 < 6
 # number grows like the work. On a scale where both axes are logarithmic a power
 # is a straight line, and its slope is the exponent.
 
-# %% mystnb={"figure": {"caption": "Forward and backward pass of one sentence with four states per target, counted. Solid: operations that PyTorch starts, one after the other. Dashed: numbers that they compute.", "name": "fig-vec-operations"}, "image": {"alt": "Three straight lines on two logarithmic axes. Operations of vectorized have slope 1, the numbers it computes slope 3, operations of the three loops slope 3."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Forward and backward pass of one sentence with four states per target, counted. Solid: operations that PyTorch starts, one after the other. Dashed: numbers that they compute.", "name": "fig-vec-operations"}, "image": {"alt": "Three straight lines on two logarithmic axes. Operations of vectorized have slope 1, the numbers it computes slope 3, operations of the three loops slope 3.3."}} tags=["remove-input"]
 from torch.utils._python_dispatch import TorchDispatchMode
 
 

@@ -373,7 +373,7 @@ assert verdicts["a tile of 16"] == ["right"] * 3
 # the unit: one band for the whole row (grey), or one for each tile (yellow), which
 # follows the curve.
 
-# %% mystnb={"figure": {"caption": "f of one target (of 192) over 384 states. A band reaches from the unit down to the smallest number that float32 has in it; entries below a band are lost.", "name": "fig-cuda-range"}, "image": {"alt": "A black curve rises from minus 180 to zero. The grey band covers its last third, the yellow steps cover all of it."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "f of one target (of 192) over 384 states. A band reaches from the unit down to the smallest number that float32 has in it; entries below a band are lost.", "name": "fig-cuda-range"}, "image": {"alt": "A black curve rises from minus 145 to zero. The grey band covers its last third, the yellow steps cover all of it."}} tags=["remove-input"]
 i, tile = 96, 16
 table_ML, unit_Mt = sweep(*(t[0].double() for t in graph[:2]), tile)
 L = table_ML.shape[1]
@@ -522,7 +522,7 @@ if has_native:
 # `native` the two backends in plain PyTorch take for both passes. Ratios within one
 # process depend less on the machine than times do.
 
-# %% mystnb={"figure": {"caption": "Recorded time of forward and backward pass, divided by that of the compiled backend.", "name": "fig-cuda-speed"}, "image": {"alt": "Ratios at six shapes. Vectorized takes ten to several hundred times as long as native, scaled five to 20 times."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Recorded time of forward and backward pass, divided by that of the compiled backend.", "name": "fig-cuda-speed"}, "image": {"alt": "Ratios at six shapes. Vectorized takes five to several hundred times as long as native, scaled five to 20 times."}} tags=["remove-input"]
 times = json.loads(Path("../book/results/bench-dag.json").read_text())
 alike = ("benchmark", "dtype", "transitions", "threads")
 times = [r for r in times if all(r[key] == times[0][key] for key in alike)]

@@ -41,7 +41,7 @@ TABLE = """
 <div class="exlm-widget exlm-table tex2jax_ignore mathjax_ignore" role="group"
  aria-label="The table f for a graph that can be changed">
 <style>
-.exlm-table{max-width:560px;font-size:14px}
+.exlm-table{max-width:560px;font-size:14px;print-color-adjust:exact}
 .exlm-table label{display:flex;gap:8px;align-items:center;margin:2px 0}
 .exlm-table label span{width:9.5em}
 .exlm-table input{flex:1;min-width:80px;accent-color:#0173b2}
@@ -55,6 +55,7 @@ margin:8px 0;text-align:center;font-size:12px}
 .exlm-table .path u{background:#0173b2;height:.8em;align-self:center}
 .exlm-table .path em{font-style:normal;text-align:right}
 </style>
+<noscript>This figure is drawn by JavaScript.</noscript>
 <div class="knobs"></div><div class="cells"></div><div class="paths"></div>
 <script>
 (() => {
@@ -105,6 +106,7 @@ function draw() {
   }).join("") + `<p>sum over all paths: ${total.toFixed(4)}</p>`;
   inputs.forEach((input) => {
     input.nextSibling.textContent = (input.value / 100).toFixed(2);
+    input.setAttribute("aria-valuetext", input.nextSibling.textContent);
   });
   before ??= hide;
 }
@@ -140,7 +142,9 @@ border:1px solid currentColor;border-radius:5px;padding:2px 9px;min-height:30px}
 .exlm-film .left{text-anchor:start}.exlm-film .right{text-anchor:end}
 </style>
 <div class="exlm-row starts"></div>
-<svg viewBox="0 0 400 300" role="img"></svg>
+<noscript>This figure is drawn by JavaScript.</noscript>
+<svg viewBox="0 0 400 300" role="img"
+ aria-label="States of two masks, and the bits over the steps of training"></svg>
 <div class="exlm-row"><button type="button" class="play">play</button>
 <input type="range" min="0" value="0" aria-label="step">
 <span class="step"></span></div>
@@ -198,6 +202,7 @@ function draw() {
   out += `<circle cx="${x}" cy="${y}" r="4.5" fill="#de8f05"/>`;
   svg.innerHTML = out;
   told.textContent = `step ${f * every}, ${bits.toFixed(2)} bits`;
+  slider.setAttribute("aria-valuetext", told.textContent);
   for (const b of starts.children)
     b.setAttribute("aria-pressed", b.textContent === name);
 }

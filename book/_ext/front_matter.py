@@ -212,7 +212,14 @@ STAMPS = {
 """Lookup functions of the roles: a number for ``NUMBERS``, device and commit for ``STAMPS``."""
 
 
+def name_folded_cells(app, pagename, templatename, context, doctree):
+    """Let a folded cell's title be its name; MyST-NB labels all of them alike."""
+    label = ' aria-label="Toggle hidden content"'
+    context["body"] = context.get("body", "").replace(f"<summary{label}>", "<summary>")
+
+
 def setup(app):
+    app.connect("html-page-context", name_folded_cells)
     for name, find in NUMBERS.items():
         app.add_role(name, LookupRole(find, show_number))
     for name, find in STAMPS.items():

@@ -17,7 +17,9 @@ MOVED = {
 """Chapters of earlier editions, each with the chapter that now holds its content."""
 
 PAGE = """<!DOCTYPE html>
+<html lang="en">
 <meta charset="utf-8">
+<title>{new}</title>
 <meta http-equiv="refresh" content="0; url={new}.html">
 <link rel="canonical" href="{new}.html">
 <p>This chapter is now <a href="{new}.html">{new}</a>.</p>

@@ -74,7 +74,7 @@
         ` aria-pressed="false"><i></i><u></u><span dir="auto">${plain(words[w])}</span><em></em></button>`,
       ).join("") + '<p class="exlm-rest">all other words <em></em></p></div>');
     return `<p class="exlm-text" dir="auto">${sentence.join("")}</p>` +
-      '<p class="exlm-line"><span class="exlm-status" role="status"></span> ' +
+      '<p class="exlm-line"><span class="exlm-status" role="status" tabindex="-1"></span> ' +
       '<button type="button" class="exlm-reset" hidden>release all</button></p>' +
       '<div class="exlm-columns"><div class="exlm-graph">' +
       `<svg viewBox="0 0 ${width} ${height}" style="max-width:${1.25 * width}px" role="group"` +
@@ -92,6 +92,7 @@
     const find = (selector) => [...root.querySelectorAll(selector)];
     const one = (selector) => root.querySelector(selector);
     const chosen = new Array(S).fill(null); // per mask: null, {word: w} or {state: u}
+    let seen = null; // the state that the text below the graph is about
 
     // Probabilities given the choices, summed over all paths: alpha holds a state's own
     // emission, beta does not.
@@ -174,15 +175,19 @@
         node.setAttribute("aria-pressed", !!choice && choice.state === u);
         node.classList.toggle("exlm-off", p < 0.005);
         node.querySelector(".exlm-share").textContent = percent(p);
+        node.dataset.name ??= node.getAttribute("aria-label");
+        node.setAttribute("aria-label", `${node.dataset.name}; on ${percent(p)} of the paths`);
       }
       for (const edge of find("path[data-edge]")) {
         const p = now.flow(...edge.dataset.edge.split("-").map(Number));
         edge.setAttribute("stroke-width", (0.8 + 6 * p).toFixed(2));
         edge.setAttribute("stroke-opacity", p < 0.005 ? 0 : (0.2 + 0.6 * p).toFixed(2));
       }
+      if (seen !== null) look(seen);
     }
 
     function look(u) {
+      seen = u;
       for (const edge of find("[data-edge]")) {
         edge.classList.toggle("exlm-on", edge.dataset.edge.startsWith(`${u}-`));
       }
@@ -211,6 +216,7 @@
       const button = target.closest("button"), node = target.closest(".exlm-node");
       if (button && button.classList.contains("exlm-reset")) {
         chosen.fill(null);
+        one(".exlm-status").focus(); // the button is about to be hidden
         draw();
       } else if (button) {
         fix(+button.dataset.mask, { word: +button.dataset.word });
