@@ -189,7 +189,9 @@ def test_a_hidden_solution_opens(open_page):
     page = open_page("chapters/01_one_notebook.html")
     solution = page.locator("details.hide.above-input").last
     assert not solution.locator("pre").first.is_visible()
-    solution.locator("summary").click()
+    title = solution.locator("summary")
+    assert title.get_attribute("aria-label") is None, "its text is its name"
+    title.click()
     assert solution.locator("pre").first.is_visible()
 
 

@@ -338,6 +338,17 @@ def test_mouse_and_keyboard_choose_show_and_release(show):
     assert_shows(page, MOODS, conditionals(MOODS))
 
 
+def test_what_is_said_of_a_state_is_true_of_the_present_choice(show):
+    page = show(MOODS)
+    node = state(page, "1.2", MOODS)
+    for choose in (node.click, page.locator(".exlm-reset").click):
+        choose()
+        told = f"on {node.locator('.exlm-share').text_content()} of the paths"
+        assert told in page.locator(".exlm-detail").text_content()
+        assert node.get_attribute("aria-label").endswith(told)
+    assert page.evaluate("document.activeElement.className") == "exlm-status"
+
+
 def test_a_phone_needs_no_sideways_scrolling(show):
     scene = scene_of(LINKED["three states"])
     page = show(scene, width=390)
